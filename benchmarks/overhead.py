@@ -1,0 +1,106 @@
+"""What recording costs: ratios of two things measured in one run.
+
+    python benchmarks/overhead.py              # Gymnasium: the table of the README
+    python benchmarks/overhead.py --rllib      # time of RLlib's train() with ledgers over without
+
+The first part is the published reference's own benchmark: a SyncVectorEnv of 16 Pendulum-v1, random actions, 5,000 vector steps, the
+median of 5 interleaved runs. RecordEpisodeStatistics is there for scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from stepledger import LedgerEnv, LedgerVectorEnv
+from stepledger.digest import SpaceDigest
+
+ENVS = 16
+
+
+def make(directory: Path | None, index: int) -> gym.Env:
+    env = gym.make("Pendulum-v1")
+    return env if directory is None else LedgerEnv(env, directory, index)
+
+
+def vector(directory: Path | None) -> VectorEnv:
+    return SyncVectorEnv([functools.partial(make, directory, index) for index in range(ENVS)])
+
+
+def variants(directory: Path) -> dict[str, Callable[[], VectorEnv]]:
+    return {
+        "none": lambda: vector(None),
+        "LedgerEnv on each env": lambda: vector(directory / "env"),
+        "LedgerVectorEnv": lambda: LedgerVectorEnv(vector(None), directory / "vector.npz"),
+        "both": lambda: LedgerVectorEnv(vector(directory / "both"), directory / "both" / "trainer.npz"),
+        "RecordEpisodeStatistics": lambda: RecordEpisodeStatistics(vector(None)),
+    }
+
+
+def seconds(envs: VectorEnv, steps: int) -> float:
+    """Seconds for this many vector steps with the same random actions in every run; closing is not counted."""
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    actions = [envs.action_space.sample() for _ in range(64)]
+    start = time.perf_counter()
+    for step in range(steps):
+        envs.step(actions[step % 64])
+    return time.perf_counter() - start
+
+
+def gymnasium_part(steps: int, runs: int) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        times: dict[str, list[float]] = {}
+        for run in range(runs):
+            for name, build in variants(Path(temporary) / str(run)).items():
+                envs = build()
+                times.setdefault(name, []).append(seconds(envs, steps))
+                envs.close()
+    none = statistics.median(times["none"])
+    print(f"SyncVectorEnv, {ENVS} Pendulum-v1, {steps:,} vector steps, median of {runs} interleaved runs")
+    for name, measured in times.items():
+        ratio = statistics.median(one / base for one, base in zip(measured, times["none"]))
+        print(f"  {name:26s} {statistics.median(measured) / steps * 1e6:7.1f} us per vector step   {ratio:.2f}x")
+    print(f"  (one env step without ledger: {none / steps / ENVS * 1e6:.1f} us)")
+
+
+def digest_part(runs: int) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (64, 84, 84, 3), np.uint8)
+    one = SpaceDigest(gym.spaces.Box(0, 255, (84, 84, 3), np.uint8)).one
+
+    def gigabytes_per_second(digest: Callable[[np.ndarray], object]) -> float:
+        best = float("inf")
+        for _ in range(runs):
+            start = time.perf_counter()
+            for frame in frames:
+                digest(frame)
+            best = min(best, time.perf_counter() - start)
+        return frames.nbytes / best / 1e9
+
+    ours = gigabytes_per_second(one)
+    blake2b = gigabytes_per_second(lambda frame: hashlib.blake2b(frame, digest_size=8).digest())
+    print(f"digest of 84x84x3 uint8 frames: {ours:.1f} GB/s, hashlib.blake2b {blake2b:.2f} GB/s: {ours / blake2b:.1f}x")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    gymnasium_part(arguments.steps, arguments.runs)
+    digest_part(arguments.runs)
+
+
+if __name__ == "__main__":
+    main()

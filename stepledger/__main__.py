@@ -1,0 +1,7 @@
+"""``python -m stepledger``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

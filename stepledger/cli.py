@@ -1,0 +1,159 @@
+"""The command line.
+
+    stepledger compare ENV_DIR TRAINER_FILE     compare the two sides of a boundary
+    stepledger compare RUN_DIR                  compare all taps of a run
+    stepledger info PATH                        say what a ledger, or a directory of them, holds
+
+Exit status of ``compare``: 0 equal and complete; 1 different; 2 can't be compared; 3 equal as far as recorded, but a ledger is
+incomplete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .compare import Progress, compare
+from .errors import LedgerError
+from .ledger import Ledger, find, read
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except LedgerError as error:
+        print(f"stepledger: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output (head, a pager) has gone
+        sys.stderr.close()
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stepledger", description="Find silent faults between a reinforcement-learning environment and its trainer."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    one = commands.add_parser(
+        "compare",
+        help="compare the two sides of a boundary, or all taps of a run",
+        description="Compare what environments gave with what the trainer received.",
+        epilog="Exit status: 0 equal and complete; 1 different; 2 can't be compared; 3 equal as far as recorded, but a ledger is incomplete.",
+    )
+    one.add_argument("env_side", metavar="ENV_DIR | RUN_DIR", type=Path, help="the directory given to LedgerEnv, or that of a whole run")
+    one.add_argument("trainer_side", metavar="TRAINER_FILE", type=Path, nargs="?", help="the file given to LedgerVectorEnv or LedgerVecEnv")
+    one.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
+    one.set_defaults(run=_compare)
+    one = commands.add_parser("info", help="say what a ledger, or a directory of them, holds", description="Say what was recorded.")
+    one.add_argument("path", type=Path, help="a ledger, or a directory of them")
+    one.set_defaults(run=_info)
+    return parser
+
+
+def _compare(options: argparse.Namespace) -> int:
+    with _progress() as progress:
+        result = compare(options.env_side, options.trainer_side, progress=progress)
+    print(json.dumps(result.to_dict(), indent=2) if options.format == "json" else result)
+    return result.exit_status
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A progress bar for comparisons that take longer than a second, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+    except ImportError:  # it comes with the extras
+        yield None
+        return
+    started, bar, task = time.monotonic(), Bar(console=Console(stderr=True), transient=True), None
+
+    def advance(done: int, total: int) -> None:
+        nonlocal task
+        if task is None and time.monotonic() - started > 1:
+            bar.start()
+            task = bar.add_task("comparing", total=total)
+        if task is not None:
+            bar.update(task, completed=done)
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
+
+
+def _info(options: argparse.Namespace) -> int:
+    path: Path = options.path
+    paths = find(path) if path.is_dir() else [path]
+    if not paths:
+        raise LedgerError(f"{path} holds no ledgers: name the directory that they were written to.")
+    for number, one in enumerate(paths):
+        if number:
+            print()
+        print(_describe(read(one)))
+    return 0
+
+
+def _describe(ledger: Ledger) -> str:
+    meta = ledger.meta
+    episodes = sum(int((stream.data["kind"] == 0).sum()) for stream in ledger.streams.values())
+    keys = list(ledger.streams)
+    lines = {
+        "tap": meta["tap"],
+        "events": f"{ledger.events:,} in {len(keys):,} stream{'s' if len(keys) != 1 else ''}, {episodes:,} episodes",
+        "envs": _ranges([key.env for key in keys]),
+        "observation": _space(meta.get("observation_space")),
+        "action": _space(meta.get("action_space")),
+        "reward": meta["reward_dtype"],
+        "digest": meta["digest"],
+        "values": "kept" if meta.get("keep_values") else "not kept",
+        "recorded": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(meta.get("created", 0))),
+        "versions": ", ".join(f"{name} {version}" for name, version in meta.get("versions", {}).items()),
+        "state": _state(ledger),
+    }
+    if runners := sorted({key.runner for key in keys} - {0}):
+        lines["runners"] = _ranges(runners)
+    return "\n".join([str(ledger.path), *(f"  {name:12s} {value}" for name, value in lines.items())])
+
+
+def _state(ledger: Ledger) -> str:
+    if stopped := ledger.meta.get("stopped"):
+        return f"recording stopped by an error ({stopped}); what came after it is not here"
+    if ledger.open_end:
+        return "never closed: what came after the last block is lost"
+    return "closed" if ledger.meta.get("closed") else "written by flush(), recording goes on"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``0-3, 7``."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(begin) if begin == end else f"{begin}-{end}" for begin, end in parts)
+
+
+def _space(description: Any) -> str:
+    if not isinstance(description, dict):
+        return "unknown"
+    if "leaves" in description:
+        leaves = ", ".join(f"{'.'.join(map(str, path))}: {_space(leaf)}" for path, leaf in description["leaves"])
+        return f"{description['type']}({leaves})"
+    details = ", ".join(f"{name}={value}" for name, value in description.items() if name != "type")
+    return f"{description['type']}({details})"

@@ -1,0 +1,220 @@
+"""The env tap."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from .digest import MISSING, SpaceDigest
+from .errors import LedgerError
+from .format import Place, StreamKey
+from .recorder import RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, OnError, Recorder, describe
+
+__all__ = ["LedgerEnv"]
+
+
+class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Records what an environment gives, in the environment's own process.
+
+    It goes outermost there: after ``TimeLimit``, ``Monitor`` and your own wrappers, as the last thing before the environment is handed
+    to a vector env or a server. Whatever is inside it counts as the environment.
+
+    The ledger is written to ``directory/env-{index}.npz`` when the environment is closed (also by `flush`, and at interpreter exit).
+    While recording, events are in ``env-{index}.journal``. An earlier recording of that name is kept as ``env-{index}.1.npz``.
+
+    Args:
+        env: The environment.
+        directory: Where to write; made if it isn't there. A relative one is resolved now.
+        index: The environment's position in the trainer's vector env. `None`: `LedgerVectorEnv` or `stepledger.sb3.LedgerVecEnv`,
+            put around the vector env, tells it.
+        reward_dtype: ``np.float32`` or ``np.float64``; rewards are compared after the cast to it. The same on both sides.
+        keep_values: Also store observations and actions, so that a report prints both sides' values. The same on both sides.
+        digest: ``"xxh3_64"`` or ``"blake2b"``. The same on both sides.
+        on_error: What happens when recording fails (a full disk, a value that does not fit the space): ``"warn"`` once, mark the
+            ledger, and let training go on; or ``"raise"``.
+
+    Raises:
+        LedgerError: A space or a setting can't be recorded.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        directory: str | os.PathLike[str],
+        index: int | None = None,
+        *,
+        reward_dtype: npt.DTypeLike = np.float32,
+        keep_values: bool = False,
+        digest: str = "xxh3_64",
+        on_error: OnError = "warn",
+    ) -> None:
+        super().__init__(env)
+        if index is not None and (not isinstance(index, (int, np.integer)) or index < 0):
+            raise LedgerError(f"index={index!r} is no position in a vector env: use 0, 1, 2, ...")
+        self._directory = os.path.abspath(directory)
+        self._given = index is not None
+        self._place = Place(None, StreamKey(env=int(index or 0))) if self._given else None
+        self._options = {"reward_dtype": reward_dtype, "digest": digest, "keep_values": bool(keep_values), "on_error": on_error}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._observations = SpaceDigest(self.env.observation_space, self._options["digest"])
+        self._actions = SpaceDigest(self.env.action_space, self._options["digest"])
+        options = {name: value for name, value in self._options.items() if name != "on_error"}
+        self._meta = describe("env", self._observations, self._actions, [StreamKey()], **options)
+        self._recorder: Recorder | None = None
+        self._passive = False
+
+    @property
+    def ledger_place(self) -> Place | None:
+        """Where this ledger is written; `None` while nobody has told. Set by the tap around the vector env, before the first event."""
+        return self._place
+
+    @ledger_place.setter
+    def ledger_place(self, place: Place) -> None:
+        if self._recorder is None:
+            given = self._place if self._given and place.directory is None else None
+            self._place = place if given is None else given._replace(run=place.run)
+
+    def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> Any:
+        """Set an attribute on this wrapper or on one inside it."""
+        if name == "ledger_place":  # Gymnasium 1.0 begins with the wrapper inside the outermost one
+            self.ledger_place = value
+            return True
+        return super().set_wrapper_attr(name, value, **kwargs)
+
+    def _begin(self) -> None:
+        """Make the recorder at the first event, in the process in which the environment lives."""
+        place = self._place
+        if place is None:
+            raise LedgerError(
+                "this LedgerEnv does not know its position: pass index=, or put LedgerVectorEnv (stepledger.sb3.LedgerVecEnv) "
+                "around the vector env before its first reset."
+            )
+        key = place.key
+        name = f"env-{key.env}" if not key.runner else f"runner-{key.runner}.{key.incarnation}-env-{key.env}"
+        meta = {**self._meta, "stream_keys": [list(key)], "run": place.run}
+        recorder = Recorder(Path(place.directory or self._directory) / f"{name}.npz", meta, on_error=self._options["on_error"])
+        self._recorder = recorder
+        self._hash_action = self._actions.one
+        self._hash_observation = self._observations.one
+        self._append = _appender(recorder)
+        if self._options["keep_values"]:
+            self._keep_values(recorder)
+
+    def _keep_values(self, recorder: Recorder) -> None:
+        """Make the two digest functions store what they digest: the action's values wait until its step has come back."""
+        observations, actions = self._observations, self._actions
+        action: list[Any] | None = None
+
+        def hash_action(value: Any) -> bytes:
+            nonlocal action
+            action = [leaf if isinstance(leaf, bytes) else leaf.copy() for leaf in actions.values(value)]
+            return actions.one(value)
+
+        def hash_observation(value: Any) -> bytes:
+            nonlocal action
+            digest = observations.one(value)
+            recorder.keep(observations.values(value), action)
+            action = None
+            return digest
+
+        self._hash_action, self._hash_observation = hash_action, hash_observation
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment and record a reset event."""
+        result = self.env.reset(seed=seed, options=options)
+        if not self._passive:
+            if self._recorder is None:
+                self._begin()
+            recorder = self._recorder
+            assert recorder is not None
+            if recorder.recording:
+                try:
+                    self._append(RESET_FLAG, MISSING, self._hash_observation(result[0]), 0.0, False, False)
+                except BaseException as error:
+                    recorder.fail(error)
+        return result
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment and record a step event. The action is digested before the environment sees it."""
+        recorder = self._recorder
+        if recorder is None:
+            if self._passive:
+                return self.env.step(action)
+            self._begin()
+            recorder = self._recorder
+            assert recorder is not None
+        if not recorder.recording:
+            return self.env.step(action)
+        try:
+            h_action = self._hash_action(action)
+        except BaseException as error:
+            recorder.fail(error)
+            return self.env.step(action)
+        result = self.env.step(action)
+        try:
+            observation, reward, terminated, truncated, _ = result
+            self._append(STEP_FLAG, h_action, self._hash_observation(observation), reward, terminated, truncated)
+        except BaseException as error:
+            recorder.fail(error)
+        return result
+
+    def flush(self) -> None:
+        """Write the ledger of everything so far; recording goes on."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    def close(self) -> None:
+        """Write the ledger, then close the environment."""
+        try:
+            if self._recorder is not None:
+                self._recorder.close()
+        finally:
+            self.env.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made before the first event records like the original. A later one (planning on a copy of the environment, for
+        # instance) is no part of the run.
+        state = {name: value for name, value in self.__dict__.items() if name not in _RUNTIME}
+        state["_passive"] = self._recorder is not None or self._passive
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        passive = self._passive
+        self._prepare()
+        self._passive = passive
+
+
+#: What a copy makes for itself.
+_RUNTIME = {"_recorder", "_observations", "_actions", "_meta", "_append", "_hash_action", "_hash_observation"}
+
+
+def _appender(recorder: Recorder) -> Callable[[int, bytes, bytes, Any, Any, Any], None]:
+    # Bound methods as cells of a closure: an attribute look-up for each buffer would cost as much as the append.
+    flags, h_obs, h_act, reward_ = recorder.flags.append, recorder.h_obs.append, recorder.h_act.append, recorder.reward.append
+    tick = recorder.tick
+    left = 1
+
+    def append(flag: int, action: bytes, observation: bytes, reward: Any, terminated: Any, truncated: Any) -> None:
+        nonlocal left
+        if terminated:
+            flag |= TERMINATED_FLAG
+        if truncated:
+            flag |= TRUNCATED_FLAG
+        reward_(reward)
+        h_act(action)
+        h_obs(observation)
+        flags(flag)
+        left -= 1
+        if not left:
+            left = tick()
+
+    return append

@@ -1,0 +1,165 @@
+"""The file format: what a journal and a sealed ledger hold. The reader is in `stepledger.ledger`, the writer in `stepledger.journal`.
+
+A **sealed ledger** is an ``.npz`` without pickles. Its members, in this order (n events in all, concatenated over the streams):
+
+======================  ==============  ===================================================================================
+``meta``                str             JSON, see `Meta`
+``stream_index``        int64           env index of each stream
+``stream_offsets``      int64           where each stream begins; one more at the end, n
+``kind``                uint8           0 reset, 1 step, 2 transition
+``terminated``          bool
+``truncated``           bool
+``h_obs`` ``h_act``     uint64          digests; ``h_act`` of a reset is 0
+``h_rew``               uint32, uint64  the reward's bits in ``meta.reward_dtype`` (as wide as that dtype); 0 at a reset
+more digests            as in meta      ``meta.columns`` names them: identities and successors of episode and learner ledgers
+``episode`` ``step``    int64           from 0 at the first reset; step 0 is the reset. Deflated; all other columns are stored as they are
+``values_obs_{j}`` ..   leaf's dtype    with ``keep_values``: one row per event and leaf of the space (``values_act_{j}`` likewise);
+                                        a leaf without a fixed shape is UTF-8 JSON in uint8 with ``values_obs_{j}_offsets`` (int64, n + 1)
+======================  ==============  ===================================================================================
+
+A **journal** is a sequence of ``np.save`` records. The first is the meta (uint8, JSON); then, block after block, one structured array
+of events (`event_dtype`, ordered by stream) and the kept values of those events, leaf by leaf. Each record is followed by 8 bytes: its
+xxh3_64, seeded with the checksum before it, so that a record that is cut, changed or moved ends what can be trusted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import LedgerError
+
+__all__ = ["FORMAT", "RESET", "STEP", "TRANSITION", "Place", "StreamKey", "event_dtype"]
+
+#: Version of the format, in ``meta.format``. 1: the published reference (blake2b, no ``tap``, no journal). 2: this one.
+FORMAT = 2
+
+RESET, STEP, TRANSITION = 0, 1, 2
+
+SEALED, JOURNAL = ".npz", ".journal"
+
+#: Reward dtypes that can be recorded -> the unsigned integer dtype of their bits.
+REWARD_BITS = {"<f4": np.dtype("<u4"), "<f8": np.dtype("<u8")}
+
+Meta = dict[str, Any]
+
+
+class StreamKey(NamedTuple):
+    """Whose events a stream holds.
+
+    Attributes:
+        runner: The EnvRunner's index; 0 where there are none.
+        env: Position of the environment in its vector env.
+        agent: The agent; empty where there is only one.
+        incarnation: Counts the processes that were this runner, from 0.
+    """
+
+    runner: int = 0
+    env: int = 0
+    agent: str = ""
+    incarnation: int = 0
+
+
+class Place(NamedTuple):
+    """Where one ledger is written, and whose it is.
+
+    Attributes:
+        directory: The folder; `None` leaves the one that the tap was made with.
+        key: The stream, or for a vector env the runner whose streams they are.
+        run: Identity of the run, the same at all of its taps; empty where they can't tell each other.
+    """
+
+    directory: str | None
+    key: StreamKey
+    run: str = ""
+
+
+def event_dtype(reward_dtype: str, columns: dict[str, str]) -> np.dtype[Any]:
+    """The journal's record of one event; ``columns`` are the further ones of ``meta.columns``."""
+    return np.dtype(
+        [
+            ("stream", "<u4"),
+            ("kind", "u1"),
+            ("terminated", "?"),
+            ("truncated", "?"),
+            ("h_obs", "<u8"),
+            ("h_act", "<u8"),
+            ("h_rew", REWARD_BITS[reward_dtype]),
+            *columns.items(),
+        ]
+    )
+
+
+class EpisodeCounter:
+    """Numbers the events of one stream: episodes from 0 at the first reset, steps from 0 at each reset.
+
+    A stream that begins with a step (recording began within an episode) counts that episode as 0 too.
+    """
+
+    def __init__(self) -> None:
+        self._episode, self._step, self._begun = 0, -1, False
+
+    def count(self, kind: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Episode and step of the next events of the stream."""
+        if not len(kind):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        reset = kind == RESET
+        if not self._begun:
+            self._begun = True
+            if reset[0]:
+                self._episode = -1
+            else:
+                self._step = 0
+        episode = self._episode + np.cumsum(reset)
+        at = np.arange(len(kind))
+        last_reset = np.maximum.accumulate(np.where(reset, at, -1))
+        step = np.where(last_reset >= 0, at - last_reset, self._step + 1 + at)
+        self._episode, self._step = int(episode[-1]), int(step[-1])
+        return episode, step
+
+
+def checked_meta(meta: Any) -> Meta:
+    """The meta of a ledger, as far as reading depends on it.
+
+    Raises:
+        LedgerError: It is not one, or of another version.
+    """
+    if not isinstance(meta, dict) or "format" not in meta:
+        raise LedgerError("this is not a ledger of stepledger: name the files that were recorded.")
+    if meta["format"] != FORMAT:
+        raise LedgerError(f"format {meta['format']!r} is not the {FORMAT} that this version reads: read it with the version that wrote it.")
+    keys, columns, values = meta.get("stream_keys"), meta.get("columns"), meta.get("values")
+    ok = (
+        meta.get("reward_dtype") in REWARD_BITS
+        and isinstance(meta.get("tap"), str)
+        and isinstance(meta.get("digest"), str)
+        and isinstance(columns, dict)
+        and all(descr in ("<u8", "<i8") for descr in columns.values())
+        and isinstance(keys, list)
+        and all(_is_key(key) for key in keys)
+        and isinstance(values, dict)
+        and all(_is_layouts(values.get(which)) for which in ("obs", "act"))
+    )
+    if not ok:
+        raise LedgerError("its meta is damaged: record again.")
+    return meta
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, list) and [type(part) for part in key] == [int, int, str, int]
+
+
+def _is_layouts(layouts: Any) -> bool:
+    if not isinstance(layouts, list):
+        return False
+    try:
+        for layout in layouts:
+            if layout is not None:
+                descr, shape = layout
+                if np.dtype(descr).hasobject or not all(type(n) is int and n >= 0 for n in shape):
+                    return False
+    except (TypeError, ValueError):
+        return False
+    return True

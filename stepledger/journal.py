@@ -1,0 +1,367 @@
+"""The file a recorder writes to, and how it becomes a ledger.
+
+Events are appended to ``NAME.journal`` block by block, so that a recorder's memory is bounded and a killed process loses at most its
+open block. `Journal.seal` turns the journal into ``NAME.npz`` by a temporary name and a rename. The format is in `stepledger.format`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import mmap
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from .errors import LedgerError
+from .format import JOURNAL, SEALED, EpisodeCounter, Meta, checked_meta, event_dtype
+
+try:
+    import fcntl
+except ImportError:  # Windows: two recorders of one name are told apart by the file alone
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Block", "Journal", "Scan", "scan"]
+
+#: How many events of a mapped journal may stay in memory while it is sealed.
+_KEEP_MAPPED = 1 << 18
+
+Layout = tuple[np.dtype[Any], tuple[int, ...]] | None
+
+#: Kept values of one leaf for a block's events: rows, or (bytes of all, length of each).
+Values = npt.NDArray[Any] | tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+
+class Block:
+    """Events that were written at once, ordered by stream, with their kept values, one entry per leaf of ``meta.values``."""
+
+    __slots__ = ("events", "values")
+
+    def __init__(self, events: npt.NDArray[Any], values: Sequence[Values] = ()) -> None:
+        self.events = events
+        self.values = values
+
+
+def layouts_of(meta: Meta) -> list[tuple[str, Layout]]:
+    """Name and layout of each column of kept values, in the order in which a block holds them."""
+    return [
+        (f"values_{which}_{index}", None if layout is None else (np.dtype(layout[0]), tuple(layout[1])))
+        for which in ("obs", "act")
+        for index, layout in enumerate(meta["values"][which])
+    ]
+
+
+class NameTaken(LedgerError):
+    """Somebody else records under this name at this moment."""
+
+
+class Journal:
+    """An open journal. Every method may raise `OSError`; what was appended before stays readable.
+
+    Args:
+        path: The sealed ledger's name, ``*.npz``; the journal lies beside it.
+        meta: See `stepledger.format`; written at once.
+
+    Raises:
+        NameTaken: The same name is being recorded by somebody else at this moment.
+        OSError: The journal can't be made.
+    """
+
+    def __init__(self, path: Path, meta: Meta) -> None:
+        self.path = path
+        self.meta = meta
+        self.dtype = event_dtype(meta["reward_dtype"], meta["columns"])
+        self._journal = path.with_suffix(JOURNAL)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._open()
+        self._checksum = 0
+        self._append(np.frombuffer(json.dumps(meta).encode(), np.uint8))
+
+    def _open(self) -> IO[bytes]:
+        while True:
+            file = open(self._journal, "ab", buffering=0)
+            try:
+                _lock(file)
+            except BlockingIOError:
+                file.close()
+                raise NameTaken(
+                    f"{self.path} is being recorded by another process or environment at this moment: give each environment an "
+                    "index, and each vector env a path, of its own."
+                ) from None
+            try:
+                ours = os.path.samestat(os.fstat(file.fileno()), os.stat(self._journal))
+            except FileNotFoundError:
+                ours = False
+            if ours and os.fstat(file.fileno()).st_size == 0:
+                if self.path.exists():
+                    _set_aside(self.path)
+                return file
+            if ours:  # whoever wrote it is dead, or the lock would be held
+                _set_aside(self._journal)
+            file.close()
+
+    def _append(self, array: npt.NDArray[Any]) -> None:
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        data = buffer.getbuffer()
+        checksum = xxhash.xxh3_64_intdigest(data, self._checksum)
+        for piece in (data, checksum.to_bytes(8, "little")):
+            view = memoryview(piece)
+            while view:  # a raw file may write less than asked for
+                view = view[self._file.write(view) :]
+        self._checksum = checksum
+
+    def append(self, block: Block) -> None:
+        """Write one block to the file; it survives this process's death from then on."""
+        self._append(block.events)
+        for values in block.values:
+            for part in values if isinstance(values, tuple) else (values,):
+                self._append(part)
+
+    def seal(self, **changes: Any) -> None:
+        """Write all events so far as a sealed ledger, with these changes to the meta. The journal stays, and can be appended to."""
+        write_sealed(self.path, {**self.meta, **changes}, scan(self._journal))
+
+    def close(self) -> None:
+        """Close the file and leave it where it is."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Remove the journal, which a sealed ledger has replaced."""
+        self._journal.unlink(missing_ok=True)
+        self._file.close()
+
+
+def _lock(file: IO[bytes]) -> None:
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(journal: Path) -> bool:
+    """Whether a living recorder holds this journal."""
+    try:
+        with open(journal, "rb") as file:
+            _lock(file)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _set_aside(path: Path) -> None:
+    """Rename an earlier recording's file: ``env-0.npz`` becomes ``env-0.old1.npz``."""
+    path.rename(free_name(path, "old"))
+
+
+def free_name(path: Path, why: str) -> Path:
+    """The first of ``env-0.old1.npz``, ``env-0.old2.npz``, ... that is not taken, for ``env-0.npz``; likewise for a journal."""
+    number = 1
+    while any(path.with_suffix(f".{why}{number}{suffix}").exists() for suffix in (SEALED, JOURNAL)):
+        number += 1
+    return path.with_suffix(f".{why}{number}{path.suffix}")
+
+
+class _Records:
+    """The records of a journal, one after the other, up to the first that is not whole."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+        self._checksum = 0
+
+    def next(self) -> npt.NDArray[Any] | None:
+        start = self._at
+        header = io.BytesIO(self._data[start : start + 10_240])  # numpy refuses longer headers too
+        try:
+            if np.lib.format.read_magic(header) != (1, 0):
+                return None
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(header)
+        except Exception:  # whatever a damaged header makes numpy raise: here the journal ends
+            return None
+        begin = start + header.tell()
+        end = begin + math.prod(shape) * dtype.itemsize
+        if fortran or dtype.hasobject or any(n < 0 for n in shape) or end + 8 > len(self._data):
+            return None
+        checksum = xxhash.xxh3_64_intdigest(self._data[start:end], self._checksum)
+        if checksum != int.from_bytes(self._data[end : end + 8], "little"):
+            return None
+        self._at, self._checksum = end + 8, checksum
+        return np.frombuffer(self._data[begin:end], dtype).reshape(shape)
+
+    @property
+    def exhausted(self) -> bool:
+        return self._at == len(self._data)
+
+
+class Scan:
+    """A journal as far as its checksums hold.
+
+    Attributes:
+        meta: See `stepledger.format`.
+        blocks: All blocks; their arrays lie in the file, which is mapped, not read.
+        whole: Whether the file ends where the last block does.
+    """
+
+    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, mapped: mmap.mmap) -> None:
+        self.meta = meta
+        self.blocks = blocks
+        self.whole = whole
+        self._mapped = mapped
+        self._visited = 0
+
+    def visited(self, events: int) -> None:
+        """Count events that were read, and give their pages back to the system from time to time: memory stays flat."""
+        self._visited += events
+        if self._visited > _KEEP_MAPPED:
+            self._visited = 0
+            if hasattr(self._mapped, "madvise"):
+                self._mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def scan(path: Path) -> Scan:
+    """Read a journal.
+
+    Raises:
+        LedgerError: The file doesn't begin as a journal does.
+        OSError: It can't be read.
+    """
+    if path.stat().st_size == 0:
+        raise LedgerError(f"{path} is empty, its recorder was stopped before it could write: delete it, or record again.")
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    records = _Records(memoryview(mapped))
+    try:
+        first = records.next()
+        meta = checked_meta(json.loads(first.tobytes()))  # type: ignore[union-attr]
+    except (AttributeError, ValueError, RecursionError) as error:
+        if isinstance(error, LedgerError):
+            raise LedgerError(f"{path}: {error}") from None
+        raise LedgerError(f"{path} is not a journal of stepledger, or its beginning is damaged: record again.") from None
+    dtype = event_dtype(meta["reward_dtype"], meta["columns"])
+    layouts = [layout for _, layout in layouts_of(meta)]
+    blocks: list[Block] = []
+    whole = True
+    while whole:
+        whole = records.exhausted
+        events = records.next()
+        if events is None or events.dtype != dtype or events.ndim != 1:
+            break
+        if len(events) and int(events["stream"].max()) >= len(meta["stream_keys"]):
+            break
+        values = _next_values(records, layouts, len(events))
+        if values is None:
+            break
+        whole = True
+        blocks.append(Block(events, values))
+    return Scan(meta, blocks, whole, mapped)
+
+
+def _next_values(records: _Records, layouts: Sequence[Layout], n: int) -> list[Values] | None:
+    """The kept values of a block of n events, or `None` if they are not all there."""
+    found: list[Values] = []
+    for layout in layouts:
+        part = records.next()
+        if layout is not None:
+            if part is None or part.dtype != layout[0] or part.shape != (n, *layout[1]):
+                return None
+            found.append(part)
+            continue
+        lengths = records.next()
+        if part is None or lengths is None or part.dtype != np.uint8 or lengths.dtype != np.int64 or lengths.shape != (n,):
+            return None
+        if part.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != len(part):
+            return None
+        found.append((part, lengths))
+    return found
+
+
+def write_sealed(path: Path, meta: Meta, journal: Scan) -> None:
+    """Write the journal's events as a sealed ledger with this meta, in memory that does not grow with them."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
+            _write_members(archive, meta, journal)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
+    blocks = journal.blocks
+    n_streams = len(meta["stream_keys"])
+    # cuts[b][s] is where stream s begins in block b: a block is ordered by stream.
+    cuts = [np.searchsorted(block.events["stream"], np.arange(n_streams + 1)) for block in blocks]
+    lengths = [sum(int(cut[s + 1] - cut[s]) for cut in cuts) for s in range(n_streams)]
+    total = sum(lengths)
+
+    def pieces(s: int) -> Iterator[tuple[Block, slice]]:
+        for block, cut in zip(blocks, cuts):
+            if cut[s + 1] > cut[s]:
+                yield block, slice(int(cut[s]), int(cut[s + 1]))
+                journal.visited(int(cut[s + 1] - cut[s]))
+
+    def column(name: str) -> Iterator[npt.NDArray[Any]]:
+        return (block.events[name][where] for s in range(n_streams) for block, where in pieces(s))
+
+    def counters(which: int) -> Iterator[npt.NDArray[np.int64]]:
+        for s in range(n_streams):
+            counter = EpisodeCounter()
+            for block, where in pieces(s):
+                yield counter.count(block.events["kind"][where])[which]
+
+    _write(archive, "meta", np.array(json.dumps(meta)))
+    _write(archive, "stream_index", np.array([key[1] for key in meta["stream_keys"]], np.int64))
+    _write(archive, "stream_offsets", np.cumsum([0, *lengths], dtype=np.int64))
+    dtype = event_dtype(meta["reward_dtype"], meta["columns"])
+    for name in dtype.names or ():
+        if name != "stream":
+            _stream(archive, name, dtype[name], (total,), column(name))
+    for which, name in enumerate(("episode", "step")):
+        _stream(archive, name, np.dtype(np.int64), (total,), counters(which), zipfile.ZIP_DEFLATED)
+    for index, (name, layout) in enumerate(layouts_of(meta)):
+        _write_values(archive, name, layout, index, total, lambda: (piece for s in range(n_streams) for piece in pieces(s)))
+
+
+def _write_values(
+    archive: zipfile.ZipFile, name: str, layout: Layout, index: int, total: int, pieces: Callable[[], Iterator[tuple[Block, slice]]]
+) -> None:
+    if layout is not None:
+        rows = (block.values[index][where] for block, where in pieces())  # type: ignore[call-overload]
+        _stream(archive, name, layout[0], (total, *layout[1]), rows, zipfile.ZIP_DEFLATED)
+        return
+    texts = [(*block.values[index], where) for block, where in pieces()]
+    offsets = np.cumsum([0, *np.concatenate([lengths[where] for _, lengths, where in texts] or [[]])], dtype=np.int64)
+    data = (text[int(lengths[: where.start].sum()) : int(lengths[: where.stop].sum())] for text, lengths, where in texts)
+    _stream(archive, name, np.dtype(np.uint8), (int(offsets[-1]),), data, zipfile.ZIP_DEFLATED)
+    _write(archive, f"{name}_offsets", offsets)
+
+
+def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None:
+    _stream(archive, name, array.dtype, array.shape, iter([array]))
+
+
+def _stream(
+    archive: zipfile.ZipFile,
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    pieces: Iterator[npt.NDArray[Any]],
+    compression: int = zipfile.ZIP_STORED,
+) -> None:
+    """Write one member of the ``.npz`` piece by piece."""
+    info = zipfile.ZipInfo(f"{name}.npy")
+    info.compress_type = compression
+    with archive.open(info, "w", force_zip64=True) as member:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(member, header)
+        for piece in pieces:
+            member.write(np.ascontiguousarray(piece).tobytes())

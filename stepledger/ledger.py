@@ -1,0 +1,276 @@
+"""Reading ledgers. Trusts nothing: no pickles, sizes checked before allocation, checksums of everything that is used."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import LedgerError
+from .format import JOURNAL, SEALED, EpisodeCounter, Meta, StreamKey, checked_meta, event_dtype
+from .journal import Layout, Scan, is_locked, layouts_of, scan
+
+__all__ = ["Ledger", "Stream", "Streams", "read"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The events of one environment, in order.
+
+    Attributes:
+        key: Whose they are.
+        data: The recorded columns, each of length n.
+        values: With ``keep_values``, for each ``values_obs_{j}`` and ``values_act_{j}`` one row per event, or a list of JSON texts.
+    """
+
+    key: StreamKey
+    data: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.data["kind"])
+
+    @cached_property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All columns of the format: ``kind h_obs h_act h_rew terminated truncated episode step`` and further ones of this ledger.
+
+        ``h_rew`` is uint64 here whatever the reward dtype.
+        """
+        episode, step = EpisodeCounter().count(self.data["kind"])
+        return {**self.data, "h_rew": self.data["h_rew"].astype(np.uint64), "episode": episode, "step": step}
+
+
+class Streams(Mapping[StreamKey, Stream]):
+    """A ledger's streams by key, in order.
+
+    An environment's index is enough as a key where only one stream has it: ``ledger.streams[3]``.
+    """
+
+    def __init__(self, streams: list[Stream]) -> None:
+        self._streams = {stream.key: stream for stream in streams}
+
+    def __getitem__(self, key: StreamKey | int) -> Stream:
+        if isinstance(key, (int, np.integer)):
+            found = [stream for stream in self._streams.values() if stream.key.env == key]
+            if len(found) == 1:
+                return found[0]
+            raise KeyError(f"env {key} has {len(found)} streams: use one of the keys {list(self._streams)}")
+        return self._streams[key]
+
+    def __iter__(self) -> Iterator[StreamKey]:
+        return iter(self._streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __repr__(self) -> str:
+        return f"Streams({list(self._streams)})"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What one tap recorded.
+
+    Attributes:
+        path: The file.
+        meta: See `stepledger.format`.
+        streams: By `StreamKey`, or by env index.
+        open_end: Whether more may have happened than is recorded: this is a journal whose recorder was killed, the part of it that is
+            whole, or a ledger whose recording was stopped by an error.
+    """
+
+    path: Path
+    meta: Meta = field(repr=False)
+    streams: Streams
+    open_end: bool
+
+    @property
+    def events(self) -> int:
+        """Number of events in all streams."""
+        return sum(len(stream) for stream in self.streams.values())
+
+
+def read(path: str | os.PathLike[str]) -> Ledger:
+    """Read one ledger, sealed or still a journal.
+
+    Args:
+        path: ``*.npz`` or ``*.journal``. Where both are there (the ledger was written by ``flush()``), the one that holds more is read.
+
+    Returns:
+        The ledger.
+
+    Raises:
+        LedgerError: There is no such file, it is no ledger, of another version, or damaged.
+    """
+    path = Path(path)
+    sealed, journal = path.with_suffix(SEALED), path.with_suffix(JOURNAL)
+    if path.suffix not in (SEALED, JOURNAL):
+        sealed = path
+    try:
+        if not journal.exists():
+            return _from_sealed(sealed)
+        if not sealed.exists():
+            return _from_journal(journal, scan(journal))
+        flushed = _from_sealed(sealed)
+        later = scan(journal)
+        if sum(len(block.events) for block in later.blocks) > flushed.events:
+            return _from_journal(journal, later)
+        # What a recorder that was killed had not written yet is lost; a living one has flushed and goes on.
+        return flushed if is_locked(journal) else replace(flushed, open_end=True)
+    except FileNotFoundError:
+        raise LedgerError(f"{path} is not there: name a file that was recorded.") from None
+    except OSError as error:
+        raise LedgerError(f"{path} can't be read ({error.strerror or error}): check the path and its permissions.") from None
+
+
+def _from_journal(path: Path, journal: Scan) -> Ledger:
+    meta = journal.meta
+    events = (
+        np.concatenate([block.events for block in journal.blocks])
+        if journal.blocks
+        else np.zeros(0, event_dtype(meta["reward_dtype"], meta["columns"]))
+    )
+    order = np.argsort(events["stream"], kind="stable")
+    events = events[order]
+    names = [name for name in events.dtype.names or () if name != "stream"]
+    cuts = np.searchsorted(events["stream"], np.arange(len(meta["stream_keys"]) + 1))
+    values: dict[str, Any] = {}
+    for index, (name, layout) in enumerate(layouts_of(meta)):
+        parts = [block.values[index] for block in journal.blocks]
+        if layout is None:
+            texts = [text for data, lengths in parts for text in _texts(data, np.cumsum([0, *lengths]))]
+            values[name] = [texts[at] for at in order]
+        else:
+            values[name] = (np.concatenate(parts) if parts else np.zeros((0, *layout[1]), layout[0]))[order]
+    streams = [
+        Stream(
+            StreamKey(*key),
+            {name: np.ascontiguousarray(events[name][begin:end]) for name in names},
+            {name: column[begin:end] for name, column in values.items()},
+        )
+        for key, begin, end in zip(meta["stream_keys"], cuts, cuts[1:])
+    ]
+    return Ledger(path, meta, Streams(streams), open_end=True)
+
+
+def _texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> list[str]:
+    return [data[begin:end].tobytes().decode() for begin, end in zip(offsets, offsets[1:])]
+
+
+def _from_sealed(path: Path) -> Ledger:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Sealed(path, archive).ledger()
+    except (LedgerError, OSError) as error:
+        if isinstance(error, LedgerError) and not str(error).startswith(str(path)):
+            raise LedgerError(f"{path}: {error}") from None
+        raise
+    except Exception as error:  # a hostile archive can make zipfile, zlib and numpy raise almost anything
+        raise LedgerError(f"{path} is no ledger, or it is truncated or altered ({error or type(error).__name__}): record again.") from None
+
+
+class _Sealed:
+    """The members of a sealed ledger; each is checked against what the ones before it promise before it is read."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self._path = path
+        self._archive = archive
+        self._size = path.stat().st_size
+
+    def ledger(self) -> Ledger:
+        if "meta.npy" not in self._archive.namelist():
+            raise LedgerError("it is no ledger of stepledger: name the files that were recorded.")
+        meta = checked_meta(json.loads(str(self._text("meta"))))
+        keys = [StreamKey(*key) for key in meta["stream_keys"]]
+        offsets = self._array("stream_offsets", np.dtype(np.int64), (len(keys) + 1,))
+        if offsets[0] != 0 or (np.diff(offsets) < 0).any() or len(set(keys)) != len(keys):
+            raise LedgerError("its streams are damaged: record again.")
+        n = int(offsets[-1])
+        dtype = event_dtype(meta["reward_dtype"], meta["columns"])
+        columns = {name: self._array(name, dtype[name], (n,)) for name in dtype.names or () if name != "stream"}
+        if (columns["kind"] > 2).any():
+            raise LedgerError("its kinds of events are damaged: record again.")
+        for name in ("stream_index", "episode", "step"):  # derived from the others when they are needed, so only checked here
+            self._check(name)
+        values = {name: self._values(name, layout, n) for name, layout in layouts_of(meta)}
+        streams = [
+            Stream(
+                key,
+                {name: column[begin:end] for name, column in columns.items()},
+                {name: column[begin:end] for name, column in values.items()},
+            )
+            for key, begin, end in zip(keys, offsets, offsets[1:])
+        ]
+        return Ledger(self._path, meta, Streams(streams), open_end=bool(meta.get("stopped")))
+
+    def _values(self, name: str, layout: Layout, n: int) -> Any:
+        if layout is not None:
+            return self._array(name, layout[0], (n, *layout[1]))
+        offsets = self._array(f"{name}_offsets", np.dtype(np.int64), (n + 1,))
+        if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+            raise LedgerError("its values are damaged: record again.")
+        return _texts(self._array(name, np.dtype(np.uint8), (int(offsets[-1]),)), offsets)
+
+    def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        info = self._archive.getinfo(f"{name}.npy")
+        with self._archive.open(info) as member:
+            found = _header(member)
+            if found != (shape, dtype):
+                raise LedgerError(f"its column {name} is damaged: record again.")
+            nbytes = math.prod(shape) * dtype.itemsize
+            # Deflate shrinks by at most about 1,030 to 1: more is a lie, found before memory is taken.
+            if nbytes > info.file_size or nbytes > 1032 * self._size:
+                raise LedgerError(f"its column {name} is shorter than it says: record again.")
+            data = member.read(nbytes)
+            if len(data) != nbytes or member.read(1):
+                raise LedgerError(f"its column {name} is not as long as it says: record again.")
+        return np.frombuffer(data, dtype).reshape(shape)
+
+    def _text(self, name: str) -> str:
+        info = self._archive.getinfo(f"{name}.npy")
+        if info.file_size > min(1 << 26, 1032 * self._size):
+            raise LedgerError("its meta is damaged: record again.")
+        with self._archive.open(info) as member:
+            shape, dtype = _header(member)
+            if shape != () or dtype.kind != "U":
+                raise LedgerError("its meta is damaged: record again.")
+            return str(np.frombuffer(member.read(), dtype)[0])
+
+    def _check(self, name: str) -> None:
+        """Read a member to its end, which checks its checksum."""
+        with self._archive.open(f"{name}.npy") as member:
+            while member.read(1 << 20):
+                pass
+
+
+def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    if np.lib.format.read_magic(member) != (1, 0):
+        raise LedgerError("its columns are in another format: record again.")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+    if fortran or dtype.hasobject:
+        raise LedgerError("its columns hold what no ledger holds: record again.")
+    return shape, dtype
+
+
+def find(directory: Path) -> list[Path]:
+    """The names (``*.npz``) of the ledgers in a directory and below it, without recordings that were set aside (``env-0.old1.npz``)."""
+    names = {path.with_suffix(SEALED) for suffix in (SEALED, JOURNAL) for path in directory.rglob(f"*{suffix}")}
+    return sorted((name for name in names if not _SET_ASIDE.search(name.stem)), key=_natural)
+
+
+_SET_ASIDE = re.compile(r"\.old\d+$")
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts ``env-10`` behind ``env-9``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]

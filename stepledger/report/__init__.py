@@ -1,0 +1,1 @@
+"""What a comparison looks like: one module per format."""

@@ -1,0 +1,108 @@
+"""The report as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..compare import Comparison, Difference, Hop
+
+__all__ = ["report"]
+
+#: Lines of one hop's differences; the first of each environment come first.
+LINES = 20
+
+
+def report(comparison: Comparison) -> str:
+    """The report: the first difference of each environment, then what each hop amounts to, then the verdict."""
+    lines: list[str] = []
+    for hop in comparison.hops:
+        lines += _differences(hop, [one for one in comparison.differences if one.hop == hop.name])
+    for hop in comparison.hops:
+        lines += _summary(hop)
+    lines.append(_verdict(comparison))
+    return "\n".join(lines)
+
+
+def _differences(hop: Hop, differences: list[Difference]) -> Iterator[str]:
+    firsts: dict[tuple[int, int, str], Difference] = {}
+    counts: dict[tuple[int, int, str], int] = {}
+    for difference in differences:
+        key = (difference.runner, difference.env, difference.agent)
+        firsts.setdefault(key, difference)
+        counts[key] = counts.get(key, 0) + 1
+    for key, difference in list(firsts.items())[:LINES]:
+        more = counts[key] - 1
+        yield line(difference) + (f", and {more:,} more in this env" if more else "")
+    if len(firsts) > LINES:
+        yield f"... and {len(firsts) - LINES:,} more envs that differ"
+
+
+def line(difference: Difference) -> str:
+    """One difference in one line."""
+    runner = f"runner {difference.runner}, " if difference.runner else ""
+    agent = f", agent {difference.agent}" if difference.agent else ""
+    where = f"{runner}env {difference.env}{agent}, episode {difference.episode}, step {difference.step}"
+    return f"{where}: {_what(difference)}"
+
+
+#: Hop -> who gave and who received, as a sentence says it.
+_SIDES = {
+    "env -> vector": ("env gave", "trainer received"),
+    "vector -> episode": ("vector env gave", "episode holds"),
+    "episode -> learner": ("episode holds", "learner received"),
+}
+
+
+def _what(difference: Difference) -> str:
+    gave, received = _SIDES.get(difference.hop, ("first side has", "second side has"))
+    events = "the event was" if difference.events == 1 else f"{difference.events:,} events were"
+    if difference.kind == "lost":
+        return f"{events} lost ({gave} {'it' if difference.events == 1 else 'them'}, the other side has no such event)"
+    if difference.kind == "extra":
+        return f"{events} added ({received} {'it' if difference.events == 1 else 'them'}, the other side has no such event)"
+    verb = "differs" if len(difference.fields) == 1 else "differ"
+    details = []
+    for name in difference.fields:
+        if name in difference.first and name in difference.second:
+            label = f"{name}: " if len(difference.fields) > 1 else ""
+            details.append(f"{label}{gave} {difference.first[name]}, {received} {difference.second[name]}")
+    return f"{', '.join(difference.fields)} {verb}" + (f" ({'; '.join(details)})" if details else "")
+
+
+def _summary(hop: Hop) -> Iterator[str]:
+    for sentence in hop.unpaired:
+        yield f"not compared: {sentence}"
+    for sentence in hop.unknown:
+        yield f"unknown: {sentence}"
+    for sentence in hop.notes:
+        yield f"note: {sentence}"
+    states: dict[str, list[str]] = {}
+    for name, result in hop.fields.items():
+        text = name
+        if result.differences:
+            text += f" ({result.differences:,})"
+        if result.note:
+            text += f" [{result.note}]"
+        states.setdefault(result.status, []).append(text)
+    streams = f"{hop.streams:,} env{'s' if hop.streams != 1 else ''}"
+    yield f"{hop.name}: {hop.events:,} events of {streams} compared; " + "; ".join(
+        f"{status}: {', '.join(names)}" for status, names in states.items()
+    )
+
+
+def _verdict(comparison: Comparison) -> str:
+    if not comparison.equal:
+        parts = [
+            f"{hop.streams_different:,} of {hop.streams:,} envs differ between {hop.name} ({hop.differences:,} "
+            f"difference{'s' if hop.differences != 1 else ''})"
+            for hop in comparison.hops
+            if hop.differences
+        ]
+        return "; ".join(parts)
+    if comparison.exit_status == 2:
+        return "no difference in what was compared, but not all of it could be"
+    if not comparison.complete:
+        return "no difference as far as recorded; a ledger has an open end, and what came after it is unknown"
+    return f"no difference: {comparison.events:,} events compared"

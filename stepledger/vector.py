@@ -1,0 +1,328 @@
+"""The vector tap: what a vector env hands to the trainer."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from .digest import MISSING, SpaceDigest
+from .errors import LedgerError
+from .format import Place, StreamKey
+from .recorder import ABSENT, RESET_FLAG, STEP_FLAG, OnError, Recorder, describe
+
+__all__ = ["LedgerVectorEnv"]
+
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+
+
+class RowRecorder:
+    """Appends a vector env's results to a recorder, one row per call.
+
+    Used by the taps around Gymnasium's and Stable-Baselines3's vector envs, which differ in where a final observation is found.
+
+    Args:
+        recorder: Its streams are the environments, in order.
+        observations: Digests single observations.
+        actions: Digests single actions.
+        same_step: An environment that has ended is reset within the same call, and its final observation comes separately.
+        keep_values: As at the recorder's making.
+    """
+
+    def __init__(self, recorder: Recorder, observations: SpaceDigest, actions: SpaceDigest, *, same_step: bool, keep_values: bool) -> None:
+        self.recorder = recorder
+        self._observations = observations
+        self._actions = actions
+        self._n = n = recorder.streams
+        self._same_step = same_step
+        self._keep = keep_values
+        # Flags of a row as one long integer, a byte per env: a few big-int operations are quicker than numpy's on so few bytes.
+        self._steps = int.from_bytes(bytes([STEP_FLAG]) * n, "little")
+        self._no_actions, self._no_rewards = [MISSING] * n, bytes(8 * n)
+        self._left = 1
+        self._sent: list[bytes] | None = None
+        self._sent_values: list[Any] = []
+
+    def send(self, actions: Any) -> None:
+        """Digest a batch of actions before the vector env sees them."""
+        recorder = self.recorder
+        if not recorder.recording:
+            return
+        recorder.in_flight = True
+        try:
+            self._sent = list(self._actions.rows(actions))
+            if self._keep:
+                self._sent_values = _copies(self._actions.batch_values(actions))
+        except BaseException as error:
+            recorder.fail(error)
+
+    def receive(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, final: Callable[[int], Any]) -> None:
+        """Record a step of every environment.
+
+        Args:
+            observations: The batch.
+            rewards: ``(n,)``, any real dtype.
+            terminated: ``(n,)`` bool.
+            truncated: ``(n,)`` bool.
+            final: In same-step mode, gives the final observation of an environment that has ended, or `MISSING_OBSERVATION`.
+        """
+        recorder, n = self.recorder, self._n
+        recorder.in_flight = False
+        if not recorder.recording:
+            return
+        try:
+            h_act, self._sent = self._sent, None
+            h_obs = list(self._observations.rows(observations))
+            terminated_ = np.asarray(terminated, bool).tobytes()
+            truncated_ = np.asarray(truncated, bool).tobytes()
+            rewards_ = np.asarray(rewards, np.float64).tobytes()
+            if h_act is None:
+                raise LedgerError("a step came back that was never sent: step this vector env through the ledger alone.")
+            if not (len(h_act) == len(h_obs) == len(terminated_) == len(truncated_) == n and len(rewards_) == 8 * n):
+                raise LedgerError(f"a step of {n} environments came with another number of actions, observations, rewards or flags.")
+            values = _copies(self._observations.batch_values(observations)) if self._keep else []
+            ended = None
+            if self._same_step and (1 in terminated_ or 1 in truncated_):
+                ended = [env for env in range(n) if terminated_[env] or truncated_[env]]
+                h_reset, reset_values = h_obs, values
+                h_obs, values = self._with_final(h_obs, values, ended, final)
+            recorder.h_act += h_act
+            recorder.h_obs += h_obs
+            recorder.reward.frombytes(rewards_)
+            # TERMINATED_FLAG is 1 << 1, TRUNCATED_FLAG 1 << 2
+            flags = self._steps | int.from_bytes(terminated_, "little") << 1 | int.from_bytes(truncated_, "little") << 2
+            recorder.flags += flags.to_bytes(n, "little")
+            if self._keep:
+                recorder.keep_rows(values, self._sent_values)
+            if ended is not None:
+                self._reset_row(h_reset, reset_values, bytes(RESET_FLAG if env in ended else ABSENT for env in range(n)))
+            self._count(n)
+        except BaseException as error:
+            recorder.fail(error)
+
+    def _with_final(
+        self, h_obs: list[bytes], values: list[Any], ended: list[int], final: Callable[[int], Any]
+    ) -> tuple[list[bytes], list[Any]]:
+        """The row's digests and values with final observations in the place of reset observations."""
+        h_obs, values = list(h_obs), [list(column) for column in values]
+        for env in ended:
+            observation = final(env)
+            if observation is MISSING_OBSERVATION:
+                h_obs[env] = MISSING
+                for column in values:
+                    column[env] = None
+                continue
+            h_obs[env] = self._observations.one(observation)
+            if self._keep:
+                for column, value in zip(values, self._observations.values(observation)):
+                    column[env] = value if isinstance(value, bytes) else value.copy()
+        return h_obs, values
+
+    def reset(self, observations: Any, mask: npt.NDArray[np.bool_] | None = None) -> None:
+        """Record a reset of every environment, or of those in the mask, ``(n,)`` bool."""
+        recorder, n = self.recorder, self._n
+        recorder.in_flight = False
+        self._sent = None
+        if not recorder.recording:
+            return
+        try:
+            h_obs = list(self._observations.rows(observations))
+            if len(h_obs) != n:
+                raise LedgerError(f"a reset of {n} environments came with {len(h_obs)} observations.")
+            values = _copies(self._observations.batch_values(observations)) if self._keep else []
+            self._reset_row(h_obs, values, bytes(RESET_FLAG if mask is None or mask[env] else ABSENT for env in range(n)))
+            self._count(n)
+        except BaseException as error:
+            recorder.fail(error)
+
+    def _reset_row(self, h_obs: list[bytes], values: list[Any], flags: bytes) -> None:
+        recorder = self.recorder
+        recorder.h_act += self._no_actions
+        recorder.h_obs += h_obs
+        recorder.reward.frombytes(self._no_rewards)
+        recorder.flags += flags
+        if self._keep:
+            recorder.keep_rows(values, [])
+
+    def _count(self, slots: int) -> None:
+        self._left -= slots
+        if self._left <= 0:
+            self._left = self.recorder.tick()
+
+
+#: A final observation that is not where the vector env should have put it.
+MISSING_OBSERVATION = object()
+
+
+def _copies(columns: list[Any]) -> list[list[Any]]:
+    return [[value if isinstance(value, bytes) else value.copy() for value in column] for column in columns]
+
+
+class LedgerVectorEnv(VectorWrapper):
+    """Records what a Gymnasium vector env hands to the trainer.
+
+    It goes innermost on the trainer's side: directly around ``AsyncVectorEnv``, ``SyncVectorEnv`` or your own client, inside
+    ``NormalizeObservation`` and the like, which change values on purpose after the boundary.
+
+    All three autoreset modes are recorded as the environment sees them. Next-step: the step after an episode's end is a reset, and the
+    action sent for it, which is ignored, is no event. Same-step: the step has its final observation, from ``info["final_obs"]``, and
+    the reset follows. Disabled: a reset with ``options["reset_mask"]`` is a reset of those environments.
+
+    Args:
+        vector_env: The vector env. `LedgerEnv`s in it that were made without an index are told theirs.
+        path: The file to write when the vector env is closed (also by `flush`, and at interpreter exit).
+        autoreset_mode: Only for a vector env that doesn't state its mode in ``metadata["autoreset_mode"]``: ``"NextStep"``,
+            ``"SameStep"`` or ``"Disabled"``.
+        reward_dtype: As in `LedgerEnv`, and the same on both sides; likewise the others.
+
+    Raises:
+        LedgerError: A space, a setting or the autoreset mode can't be recorded.
+    """
+
+    def __init__(
+        self,
+        vector_env: VectorEnv,
+        path: str | os.PathLike[str],
+        *,
+        autoreset_mode: str | None = None,
+        reward_dtype: npt.DTypeLike = np.float32,
+        keep_values: bool = False,
+        digest: str = "xxh3_64",
+        on_error: OnError = "warn",
+    ) -> None:
+        super().__init__(vector_env)
+        self._mode = _autoreset_mode(vector_env, autoreset_mode)
+        observations = SpaceDigest(vector_env.single_observation_space, digest)
+        actions = SpaceDigest(vector_env.single_action_space, digest)
+        run = tell_places(vector_env, vector_env.num_envs)
+        meta = describe(
+            "vector",
+            observations,
+            actions,
+            [StreamKey(env=env) for env in range(vector_env.num_envs)],
+            reward_dtype=reward_dtype,
+            digest=digest,
+            keep_values=bool(keep_values),
+            autoreset_mode=self._mode,
+            run=run,
+        )
+        recorder = Recorder(ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
+        self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
+
+    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environments and record it."""
+        mask = _reset_mask(options)
+        self._rows.recorder.in_flight = True
+        result = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        self._rows.reset(result[0], mask)
+        return result
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step the environments and record it."""
+        self._rows.send(actions)
+        result = self.env.step(actions)
+        self._receive(*result)
+        return result
+
+    def _receive(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: dict[str, Any]) -> None:
+        def final(env: int) -> Any:
+            if "final_obs" not in infos or not infos.get("_final_obs", infos["final_obs"])[env]:
+                return MISSING_OBSERVATION
+            return infos["final_obs"][env]
+
+        self._rows.receive(observations, rewards, terminated, truncated, final)
+
+    def flush(self) -> None:
+        """Write the ledger of everything so far; recording goes on."""
+        self._rows.recorder.flush()
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environments, then write the ledger."""
+        try:
+            self.env.close(**kwargs)
+        finally:
+            self._rows.recorder.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the vector env has: ``call``, ``set_attr``, ``envs``; its asynchronous calls are recorded too."""
+        if name.startswith("_") or name == "env":
+            raise AttributeError(name)
+        theirs = getattr(self.env, name)
+        own = _ASYNCHRONOUS.get(name)
+        return theirs if own is None else own.__get__(self)
+
+    def _step_async(self, actions: Any) -> None:
+        self._rows.send(actions)
+        self.env.step_async(actions)  # type: ignore[attr-defined]
+
+    def _step_wait(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
+        self._receive(*result)
+        return result
+
+    def _reset_async(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
+        self._mask = _reset_mask(options)
+        self._rows.recorder.in_flight = True
+        self.env.reset_async(seed=seed, options=options)  # type: ignore[attr-defined]
+
+    def _reset_wait(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.env.reset_wait(*args, **kwargs)  # type: ignore[attr-defined]
+        self._rows.reset(result[0], self._mask)
+        return result
+
+
+_ASYNCHRONOUS: dict[str, Any] = {
+    "step_async": LedgerVectorEnv._step_async,
+    "step_wait": LedgerVectorEnv._step_wait,
+    "reset_async": LedgerVectorEnv._reset_async,
+    "reset_wait": LedgerVectorEnv._reset_wait,
+}
+
+
+def _reset_mask(options: dict[str, Any] | None) -> npt.NDArray[np.bool_] | None:
+    """A copy of the mask: the vector env takes it out of the options."""
+    mask = (options or {}).get("reset_mask")
+    return None if mask is None else np.array(mask, bool)
+
+
+def _autoreset_mode(vector_env: VectorEnv, given: str | None) -> str:
+    stated = (vector_env.metadata or {}).get("autoreset_mode")
+    if stated is None and given is None and not hasattr(gymnasium.vector, "AutoresetMode"):
+        return NEXT_STEP  # Gymnasium 1.0 has no other
+    mode = str(getattr(stated if stated is not None else given, "value", stated if stated is not None else given))
+    if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
+        raise LedgerError(
+            f"the vector env {vector_env} has the autoreset mode {mode!r}: state 'NextStep', 'SameStep' or 'Disabled' in its "
+            "metadata['autoreset_mode'], or pass autoreset_mode= to the ledger."
+        )
+    return mode
+
+
+def ledger_path(path: str | os.PathLike[str]) -> Path:
+    """The path with the suffix of a ledger."""
+    path = Path(path)
+    return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
+
+
+def tell_places(vector_env: Any, n: int) -> str:
+    """Tell the `LedgerEnv`s in a vector env their positions.
+
+    Returns:
+        The identity of the run that they were told, or the empty string if they can't be reached (a client of a remote environment).
+    """
+    run = uuid.uuid4().hex
+    try:
+        # Asking first: setting the attribute on an environment without a ledger would leave it there.
+        if not all(vector_env.call("has_wrapper_attr", "ledger_place")):
+            return ""
+    except (AttributeError, NotImplementedError):
+        return ""
+    vector_env.set_attr("ledger_place", [Place(None, StreamKey(env=env), run) for env in range(n)])
+    return run
