@@ -75,10 +75,9 @@ def _edits(first: Keys, second: Keys) -> Iterator[Edit]:
         if found is not None:
             window = WINDOW
         else:
-            found = _to_nearest_run(first, second, i, j, window)
+            found, agree = _to_nearest_run(first, second, i, j, window)
             # Nothing agrees for a whole window: look in larger steps, so that sequences with nothing in common cost no more than a few.
-            window = WINDOW if found[1] else min(2 * window, 1 << 20)
-            found = found[0]
+            window = WINDOW if agree else min(2 * window, 1 << 20)
         for edit in found:
             yield edit
             i, j = _end(edit)
@@ -156,7 +155,7 @@ def _trace(furthest: list[dict[int, int]], diagonal: int, x: int, i: int, j: int
 
 
 def _to_nearest_run(first: Keys, second: Keys, i: int, j: int, window: int) -> tuple[list[Edit], bool]:
-    """Edits that lead to the nearest run of `RESYNC` equal events in the window, or through all of the window; and whether one was found."""
+    """Edits that lead to the nearest run of `RESYNC` equal events in the window, or through all of it; and whether there is one."""
     a, b = first[i : i + window], second[j : j + window]
     _, in_a, in_b = np.intersect1d(a, b, return_indices=True)
     order = np.argsort(np.maximum(in_a, in_b), kind="stable")

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "compare",
         help="compare the two sides of a boundary, or all taps of a run",
         description="Compare what environments gave with what the trainer received.",
-        epilog="Exit status: 0 equal and complete; 1 different; 2 can't be compared; 3 equal as far as recorded, but a ledger is incomplete.",
+        epilog="Exit status: 0 equal and complete; 1 different; 2 can't be compared; 3 equal as far as recorded, but incomplete.",
     )
     one.add_argument("env_side", metavar="ENV_DIR | RUN_DIR", type=Path, help="the directory given to LedgerEnv, or that of a whole run")
     one.add_argument("trainer_side", metavar="TRAINER_FILE", type=Path, nargs="?", help="the file given to LedgerVectorEnv or LedgerVecEnv")

@@ -6,6 +6,7 @@ disagree the fields that differ are named. The result is data (`Comparison`); th
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -223,7 +224,7 @@ def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None)
     counter = _Counter(total, progress)
     hops: list[Hop] = []
     differences: list[Difference] = []
-    for first, second in zip(present, present[1:]):
+    for first, second in itertools.pairwise(present):
         hop, found = HOPS[first, second](by_tap[first], by_tap[second], counter)
         hops.append(hop)
         differences += found

@@ -24,6 +24,7 @@ from .errors import LedgerError
 __all__ = ["DIGESTS", "MISSING", "SpaceDigest"]
 
 Hash = Callable[[Any, int], bytes]
+Layout = tuple[np.dtype[Any], tuple[int, ...]] | None
 
 #: Stands for a value that did not arrive at all, such as a final observation that is absent from ``info``. No value digests to it.
 MISSING = bytes(8)
@@ -53,9 +54,9 @@ class _Leaf(Protocol):
 
     description: dict[str, Any]
     #: What `value` gives: an array of this dtype and shape (a value of another size cut or repeated to fit), or `None`: JSON bytes.
-    layout: tuple[np.dtype[Any], tuple[int, ...]] | None
+    layout: Layout
 
-    def one(self, value: Any) -> bytes: ...
+    def one(self, value: Any, /) -> bytes: ...
 
     def rows(self, batch: Any) -> Iterable[bytes]: ...
 
@@ -66,12 +67,13 @@ class _ArrayLeaf:
     """Box, MultiBinary and MultiDiscrete: an array of the space's dtype."""
 
     def __init__(self, space: spaces.Space[Any], hash_: Hash) -> None:
-        assert space.dtype is not None and space.shape is not None
+        assert space.dtype is not None
+        assert space.shape is not None
         self.dtype = np.dtype(space.dtype)
         self.shape = tuple(space.shape)
         if self.dtype.hasobject:
             raise LedgerError(f"the space {space} holds Python objects and can't be digested: declare a numeric dtype.")
-        self.layout = (self.dtype, self.shape)
+        self.layout: Layout = (self.dtype, self.shape)
         self.description: dict[str, Any] = {"type": type(space).__name__, "dtype": self.dtype.str, "shape": list(self.shape)}
         if isinstance(space, spaces.MultiDiscrete):
             self.description["nvec"] = np.asarray(space.nvec).tolist()
@@ -124,7 +126,7 @@ class _ArrayLeaf:
             return repeat(self._hash(b"", seed), n)
         if size <= _SMALL_ROW:
             return map(self._hash, _splitter(size, n).unpack(array.tobytes()), repeat(seed))
-        view = memoryview(np.ascontiguousarray(array)).cast("B")
+        view = np.ascontiguousarray(array).data.cast("B")
         return [self._hash(view[start : start + size], seed) for start in range(0, n * size, size)]
 
 
@@ -148,9 +150,9 @@ def _splitter(size: int, n: int) -> struct.Struct:
 class _DiscreteLeaf:
     """Discrete: a 64-bit integer."""
 
-    layout = (np.dtype(np.int64), ())
+    layout: Layout = (np.dtype(np.int64), ())
 
-    def __init__(self, space: spaces.Discrete, hash_: Hash) -> None:
+    def __init__(self, space: spaces.Discrete[Any], hash_: Hash) -> None:
         start, n = int(space.start), int(space.n)
         self.description: dict[str, Any] = {"type": "Discrete", "n": n, "start": start}
         self._hash = hash_
@@ -185,7 +187,7 @@ class _DiscreteLeaf:
 class _TextLeaf:
     """Text: the string in UTF-8."""
 
-    layout = None
+    layout: Layout = None
 
     def __init__(self, space: spaces.Text, hash_: Hash) -> None:
         self.description: dict[str, Any] = {"type": "Text", "max_length": int(space.max_length)}
@@ -205,7 +207,7 @@ class _TextLeaf:
 class _SequenceLeaf:
     """Sequence: the digests of its elements, and so their number and order."""
 
-    layout = None
+    layout: Layout = None
 
     def __init__(self, space: spaces.Sequence, hash_: Hash) -> None:
         self._feature = SpaceDigest(space.feature_space, hash_)
@@ -228,7 +230,7 @@ class _SequenceLeaf:
 class _GraphLeaf:
     """Graph: its nodes, its edges and their links; an absent part is not an empty one."""
 
-    layout = None
+    layout: Layout = None
 
     def __init__(self, space: spaces.Graph, hash_: Hash) -> None:
         self._nodes = SpaceDigest(space.node_space, hash_)
@@ -264,7 +266,7 @@ class _GraphLeaf:
 class _OneOfLeaf:
     """OneOf: which of the spaces, and the value in it."""
 
-    layout = None
+    layout: Layout = None
 
     def __init__(self, space: Any, hash_: Hash) -> None:
         self._choices = [SpaceDigest(choice, hash_) for choice in space.spaces]
@@ -324,7 +326,7 @@ def _leaf(space: spaces.Space[Any], hash_: Hash) -> _Leaf:
     if isinstance(space, spaces.OneOf):
         return _OneOfLeaf(space, hash_)
     raise LedgerError(
-        f"a space of type {type(space).__name__} can't be recorded: use Gymnasium's own spaces, or convert it in a wrapper inside the ledger."
+        f"a space of type {type(space).__name__} can't be recorded: use a space of Gymnasium, or convert it in a wrapper inside the ledger."
     )
 
 
@@ -393,7 +395,7 @@ class SpaceDigest:
         return [self._hash(b"".join(row), self._seed) for row in zip(*columns)]
 
     @property
-    def layouts(self) -> list[tuple[np.dtype[Any], tuple[int, ...]] | None]:
+    def layouts(self) -> list[Layout]:
         """For each leaf, the dtype and shape of its cast values; `None` where a value is JSON of any length."""
         return [leaf.layout for leaf in self._leaves]
 

@@ -60,14 +60,14 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._directory = os.path.abspath(directory)
         self._given = index is not None
         self._place = Place(None, StreamKey(env=int(index or 0))) if self._given else None
-        self._options = {"reward_dtype": reward_dtype, "digest": digest, "keep_values": bool(keep_values), "on_error": on_error}
+        self._options: dict[str, Any] = {"reward_dtype": reward_dtype, "keep_values": bool(keep_values), "digest": digest}
+        self._on_error = on_error
         self._prepare()
 
     def _prepare(self) -> None:
         self._observations = SpaceDigest(self.env.observation_space, self._options["digest"])
         self._actions = SpaceDigest(self.env.action_space, self._options["digest"])
-        options = {name: value for name, value in self._options.items() if name != "on_error"}
-        self._meta = describe("env", self._observations, self._actions, [StreamKey()], **options)
+        self._meta = describe("env", self._observations, self._actions, [StreamKey()], **self._options)
         self._recorder: Recorder | None = None
         self._passive = False
 
@@ -100,7 +100,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         key = place.key
         name = f"env-{key.env}" if not key.runner else f"runner-{key.runner}.{key.incarnation}-env-{key.env}"
         meta = {**self._meta, "stream_keys": [list(key)], "run": place.run}
-        recorder = Recorder(Path(place.directory or self._directory) / f"{name}.npz", meta, on_error=self._options["on_error"])
+        recorder = Recorder(Path(place.directory or self._directory) / f"{name}.npz", meta, on_error=self._on_error)
         self._recorder = recorder
         self._hash_action = self._actions.one
         self._hash_observation = self._observations.one
@@ -177,7 +177,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._recorder is not None:
                 self._recorder.close()
         finally:
-            self.env.close()
+            self.env.close()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made before the first event records like the original. A later one (planning on a copy of the environment, for

@@ -41,7 +41,7 @@ RESET, STEP, TRANSITION = 0, 1, 2
 SEALED, JOURNAL = ".npz", ".journal"
 
 #: Reward dtypes that can be recorded -> the unsigned integer dtype of their bits.
-REWARD_BITS = {"<f4": np.dtype("<u4"), "<f8": np.dtype("<u8")}
+REWARD_BITS: dict[str, np.dtype[Any]] = {"<f4": np.dtype("<u4"), "<f8": np.dtype("<u8")}
 
 Meta = dict[str, Any]
 

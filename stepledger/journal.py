@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from .digest import Layout
 from .errors import LedgerError
 from .format import JOURNAL, SEALED, EpisodeCounter, Meta, checked_meta, event_dtype
 
@@ -32,8 +33,6 @@ __all__ = ["Block", "Journal", "Scan", "scan"]
 
 #: How many events of a mapped journal may stay in memory while it is sealed.
 _KEEP_MAPPED = 1 << 18
-
-Layout = tuple[np.dtype[Any], tuple[int, ...]] | None
 
 #: Kept values of one leaf for a block's events: rows, or (bytes of all, length of each).
 Values = npt.NDArray[Any] | tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -58,7 +57,7 @@ def layouts_of(meta: Meta) -> list[tuple[str, Layout]]:
     ]
 
 
-class NameTaken(LedgerError):
+class NameTakenError(LedgerError):
     """Somebody else records under this name at this moment."""
 
 
@@ -70,7 +69,7 @@ class Journal:
         meta: See `stepledger.format`; written at once.
 
     Raises:
-        NameTaken: The same name is being recorded by somebody else at this moment.
+        NameTakenError: The same name is being recorded by somebody else at this moment.
         OSError: The journal can't be made.
     """
 
@@ -91,7 +90,7 @@ class Journal:
                 _lock(file)
             except BlockingIOError:
                 file.close()
-                raise NameTaken(
+                raise NameTakenError(
                     f"{self.path} is being recorded by another process or environment at this moment: give each environment an "
                     "index, and each vector env a path, of its own."
                 ) from None
@@ -335,7 +334,7 @@ def _write_values(
     archive: zipfile.ZipFile, name: str, layout: Layout, index: int, total: int, pieces: Callable[[], Iterator[tuple[Block, slice]]]
 ) -> None:
     if layout is not None:
-        rows = (block.values[index][where] for block, where in pieces())  # type: ignore[call-overload]
+        rows = (block.values[index][where] for block, where in pieces())
         _stream(archive, name, layout[0], (total, *layout[1]), rows, zipfile.ZIP_DEFLATED)
         return
     texts = [(*block.values[index], where) for block, where in pieces()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -16,9 +17,10 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from .digest import Layout
 from .errors import LedgerError
 from .format import JOURNAL, SEALED, EpisodeCounter, Meta, StreamKey, checked_meta, event_dtype
-from .journal import Layout, Scan, is_locked, layouts_of, scan
+from .journal import Scan, is_locked, layouts_of, scan
 
 __all__ = ["Ledger", "Stream", "Streams", "read"]
 
@@ -164,7 +166,7 @@ def _from_journal(path: Path, journal: Scan) -> Ledger:
 
 
 def _texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> list[str]:
-    return [data[begin:end].tobytes().decode() for begin, end in zip(offsets, offsets[1:])]
+    return [data[begin:end].tobytes().decode() for begin, end in itertools.pairwise(offsets)]
 
 
 def _from_sealed(path: Path) -> Ledger:

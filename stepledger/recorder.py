@@ -27,7 +27,7 @@ import numpy.typing as npt
 from .digest import SpaceDigest
 from .errors import LedgerError
 from .format import FORMAT, JOURNAL, RESET, REWARD_BITS, Meta, StreamKey, event_dtype
-from .journal import Block, Journal, NameTaken, Values, free_name, layouts_of, scan
+from .journal import Block, Journal, NameTakenError, Values, free_name, layouts_of, scan
 
 __all__ = ["ABSENT", "RESET_FLAG", "STEP_FLAG", "TERMINATED_FLAG", "TRUNCATED_FLAG", "OnError", "Recorder", "describe"]
 
@@ -187,7 +187,7 @@ class Recorder:
     def _begin(self, now: float) -> None:
         try:
             self._journal = Journal(self.path, self._meta)
-        except NameTaken as error:
+        except NameTakenError as error:
             if self._raise:
                 raise
             _warn(f"{error} What is recorded here goes to another file, and comparing the two will be refused.")
@@ -315,7 +315,8 @@ def reward_bits(rewards: npt.NDArray[np.float64], reward_dtype: str) -> npt.NDAr
     with np.errstate(all="ignore"):
         cast = rewards.astype(reward_dtype)
     cast[np.isnan(cast)] = np.nan
-    return cast.view(REWARD_BITS[reward_dtype])
+    bits: npt.NDArray[Any] = cast.view(REWARD_BITS[reward_dtype])
+    return bits
 
 
 def _stack(meta: Meta, columns: Sequence[list[Any]], order: npt.NDArray[np.int64]) -> list[Values]:

@@ -188,7 +188,7 @@ class LedgerVectorEnv(VectorWrapper):
 
     def __init__(
         self,
-        vector_env: VectorEnv,
+        vector_env: VectorEnv[Any, Any, Any],
         path: str | os.PathLike[str],
         *,
         autoreset_mode: str | None = None,
@@ -216,7 +216,9 @@ class LedgerVectorEnv(VectorWrapper):
         recorder = Recorder(ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
 
-    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(  # type: ignore[override]
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset the environments and record it."""
         mask = _reset_mask(options)
         self._rows.recorder.in_flight = True
@@ -292,7 +294,7 @@ def _reset_mask(options: dict[str, Any] | None) -> npt.NDArray[np.bool_] | None:
     return None if mask is None else np.array(mask, bool)
 
 
-def _autoreset_mode(vector_env: VectorEnv, given: str | None) -> str:
+def _autoreset_mode(vector_env: VectorEnv[Any, Any, Any], given: str | None) -> str:
     stated = (vector_env.metadata or {}).get("autoreset_mode")
     if stated is None and given is None and not hasattr(gymnasium.vector, "AutoresetMode"):
         return NEXT_STEP  # Gymnasium 1.0 has no other
