@@ -30,7 +30,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: The environment.
-        directory: Where to write; made if it isn't there. A relative one is resolved now.
+        directory: Where to write; made if it isn't there. A relative one is resolved now. `None`: `ledger_place` tells it, and events are
+            kept in memory until then.
         index: The environment's position in the trainer's vector env. `None`: `LedgerVectorEnv` or `stepledger.sb3.LedgerVecEnv`,
             put around the vector env, tells it.
         reward_dtype: ``np.float32`` or ``np.float64``; rewards are compared after the cast to it. The same on both sides.
@@ -46,7 +47,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(
         self,
         env: gymnasium.Env[Any, Any],
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] | None,
         index: int | None = None,
         *,
         reward_dtype: npt.DTypeLike = np.float32,
@@ -57,7 +58,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         if index is not None and (not isinstance(index, (int, np.integer)) or index < 0):
             raise LedgerError(f"index={index!r} is no position in a vector env: use 0, 1, 2, ...")
-        self._directory = os.path.abspath(directory)
+        self._directory = None if directory is None else os.path.abspath(directory)
         self._given = index is not None
         self._place = Place(None, StreamKey(env=int(index or 0))) if self._given else None
         self._options: dict[str, Any] = {"reward_dtype": reward_dtype, "keep_values": bool(keep_values), "digest": digest}
@@ -78,9 +79,26 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @ledger_place.setter
     def ledger_place(self, place: Place) -> None:
-        if self._recorder is None:
-            given = self._place if self._given and place.directory is None else None
-            self._place = place if given is None else given._replace(run=place.run)
+        given = self._place if self._given and place.directory is None else None
+        self._place = place if given is None else given._replace(run=place.run)
+        if self._recorder is not None:
+            self._tell(self._recorder)
+
+    def _tell(self, recorder: Recorder) -> None:
+        """Tell the recorder its file, if it is known."""
+        place = self._place
+        if place is None:
+            if self._directory is None:
+                return
+            raise LedgerError(
+                "this LedgerEnv does not know its position: pass index=, or put LedgerVectorEnv (stepledger.sb3.LedgerVecEnv) "
+                "around the vector env before its first reset."
+            )
+        directory = place.directory or self._directory
+        if directory is not None:
+            key = place.key
+            name = f"env-{key.env}" if place.directory is None else f"runner-{key.runner}.{key.incarnation}-env-{key.env}"
+            recorder.place(Path(directory) / f"{name}.npz", stream_keys=[list(key)], run=place.run)
 
     def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> Any:
         """Set an attribute on this wrapper or on one inside it."""
@@ -91,16 +109,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _begin(self) -> None:
         """Make the recorder at the first event, in the process in which the environment lives."""
-        place = self._place
-        if place is None:
-            raise LedgerError(
-                "this LedgerEnv does not know its position: pass index=, or put LedgerVectorEnv (stepledger.sb3.LedgerVecEnv) "
-                "around the vector env before its first reset."
-            )
-        key = place.key
-        name = f"env-{key.env}" if not key.runner else f"runner-{key.runner}.{key.incarnation}-env-{key.env}"
-        meta = {**self._meta, "stream_keys": [list(key)], "run": place.run}
-        recorder = Recorder(Path(place.directory or self._directory) / f"{name}.npz", meta, on_error=self._on_error)
+        recorder = Recorder(None, self._meta, on_error=self._on_error)
+        self._tell(recorder)
         self._recorder = recorder
         self._hash_action = self._actions.one
         self._hash_observation = self._observations.one

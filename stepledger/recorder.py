@@ -29,7 +29,7 @@ from .errors import LedgerError
 from .format import FORMAT, JOURNAL, RESET, REWARD_BITS, Meta, StreamKey, event_dtype
 from .journal import Block, Journal, NameTakenError, Values, free_name, layouts_of, scan
 
-__all__ = ["ABSENT", "RESET_FLAG", "STEP_FLAG", "TERMINATED_FLAG", "TRUNCATED_FLAG", "OnError", "Recorder", "describe"]
+__all__ = ["ABSENT", "RESET_FLAG", "STEP_FLAG", "TERMINATED_FLAG", "TRUNCATED_FLAG", "BatchRecorder", "OnError", "Recorder", "describe"]
 
 OnError = Literal["warn", "raise"]
 
@@ -41,6 +41,8 @@ ABSENT = 255
 FLUSH_EVENTS = 8192
 #: Seconds after which a block is written even if it isn't full, while events arrive.
 FLUSH_SECONDS = 5.0
+#: Events that are kept in memory while nobody has said where to write.
+_WAITING_EVENTS = 1 << 20
 #: Bytes of kept values after which a block is written.
 _FLUSH_BYTES = 1 << 25
 
@@ -97,45 +99,171 @@ def _versions() -> dict[str, str]:
     return {"stepledger": own, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
 
 
-class Recorder:
-    """Records the events of one tap.
+class _Recording:
+    """The life of one ledger: opened at its first event, written block by block, sealed at the end, abandoned in a fork.
+
+    Args:
+        path: The sealed ledger's name, ``*.npz``; `None` until `place` is called: events are kept in memory until then.
+        meta: From `describe`.
+        on_error: What to do when recording fails: ``"warn"`` once and let the run go on without, or ``"raise"``.
+
+    Attributes:
+        recording: Cleared when recording has failed or ended; the tap then only passes calls on.
+        in_flight: Set while a call is with the environment: if it never returns, the other side may have one event more.
+    """
+
+    def __init__(self, path: Path | None, meta: Meta, *, on_error: OnError = "warn") -> None:
+        if on_error not in ("warn", "raise"):
+            raise LedgerError(f"on_error={on_error!r} is unknown: use 'warn' or 'raise'.")
+        self.path = None if path is None else path.absolute()
+        self.recording = True
+        self.in_flight = False
+        self._meta = meta
+        self._raise = on_error == "raise"
+        self._journal: Journal | None = None
+        self._pid = os.getpid()
+        self._written = time.monotonic()
+
+    def place(self, path: Path, **meta: Any) -> None:
+        """Say where to write, and complete the meta; only before the journal is open."""
+        if self._journal is None:
+            self.path = path.absolute()
+            self._meta = {**self._meta, **meta}
+
+    def _pending(self) -> int:
+        """Number of events, or slots, in the open block."""
+        raise NotImplementedError
+
+    def _open_block(self) -> Block:
+        """The open block."""
+        raise NotImplementedError
+
+    def _clear(self) -> None:
+        """Begin a new block."""
+        raise NotImplementedError
+
+    def _ready(self) -> bool:
+        """Open the journal if it isn't; whether this process is the one that may write to it."""
+        if self._journal is None:
+            if self.path is None:
+                if self._pending() > _WAITING_EVENTS:
+                    raise LedgerError("nobody said where to write.")
+                return False
+            self._begin(self.path)
+        elif self._pid != os.getpid():
+            self._abandon()
+            return False
+        return True
+
+    def _begin(self, path: Path) -> None:
+        try:
+            self._journal = Journal(path, self._meta)
+        except NameTakenError as error:
+            if self._raise:
+                raise
+            _warn(f"{error} What is recorded here goes to another file, and comparing the two will be refused.")
+            self._meta = {**self._meta, "conflicts_with": _identity(path)}
+            self._journal = Journal(free_name(path, "conflict"), self._meta)
+        self._pid = os.getpid()
+        self._written = time.monotonic()
+        _alive.add(self)
+
+    def _write(self) -> None:
+        """Append the open block to the journal."""
+        assert self._journal is not None
+        if self._pending():
+            self._journal.append(self._open_block())
+        self._clear()
+        self._written = time.monotonic()
+
+    def flush(self) -> None:
+        """Write a sealed ledger of everything so far, and go on recording."""
+        self._finish(close=False)
+
+    def close(self) -> None:
+        """Write the sealed ledger and end recording. Nothing happens the second time, or if there was no event."""
+        self._finish(close=True)
+
+    def _finish(self, close: bool) -> None:
+        if self.recording and self._pending() and self._journal is None:
+            try:
+                self._ready()
+            except BaseException as error:
+                self.fail(error)
+        journal = self._journal
+        if not self.recording or journal is None or self._pid != os.getpid():
+            if close:
+                self.recording = False
+            return
+        try:
+            self._write()
+            journal.seal(closed=close, in_flight=self.in_flight)
+            if close:
+                self.recording = False
+                _alive.discard(self)
+                journal.remove()
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End recording because of an error: once, with a warning, a mark in the ledger, and the run untouched."""
+        if self.recording:
+            self.recording = False
+            _alive.discard(self)
+            reason = f"{type(error).__name__}: {error}"
+            journal, self._journal = self._journal, None
+            if journal is not None and self._pid == os.getpid():
+                try:
+                    journal.seal(stopped=reason)
+                    journal.remove()
+                except Exception:  # no room for the mark either: the journal itself says that it was not closed
+                    journal.close()
+            self._clear()
+            if not self._raise and isinstance(error, Exception):
+                _warn(f"recording to {self.path} stopped, training goes on: {reason}")
+        if self._raise or not isinstance(error, Exception):
+            raise error
+
+    def _abandon(self) -> None:
+        """This is a forked copy: the ledger belongs to the process that opened it."""
+        self.recording = False
+        self._journal = None
+        self._clear()
+
+    def __del__(self) -> None:
+        if getattr(self, "_journal", None) is not None:
+            self.close()
+
+
+class Recorder(_Recording):
+    """Records the events of one tap as they happen.
 
     Nothing is opened before the first event, so a recorder that saw none leaves no file, and a wrapper can be pickled or forked
     until then.
 
     Args:
-        path: The sealed ledger's name, ``*.npz``.
+        path: As for every recording.
         meta: From `describe`.
         autoreset: Rows come from a vector env in next-step mode: the row after an episode's end is a reset.
-        on_error: What to do when recording fails: ``"warn"`` once and let the run go on without, or ``"raise"``.
+        on_error: As for every recording.
 
     Attributes:
         flags: One byte per slot, see `STEP_FLAG` and the others.
         h_obs, h_act: Digests per slot.
         reward: One double per slot. The cast to the reward dtype happens later.
-        recording: Cleared when recording has failed or ended; the wrapper then only passes calls on.
-        in_flight: Set while a call is with the environment: if it never returns, the other side may have one event more.
     """
 
-    def __init__(self, path: Path, meta: Meta, *, autoreset: bool = False, on_error: OnError = "warn") -> None:
-        if on_error not in ("warn", "raise"):
-            raise LedgerError(f"on_error={on_error!r} is unknown: use 'warn' or 'raise'.")
-        self.path = path.absolute()
+    def __init__(self, path: Path | None, meta: Meta, *, autoreset: bool = False, on_error: OnError = "warn") -> None:
+        super().__init__(path, meta, on_error=on_error)
         self.flags = bytearray()
         self.h_obs: list[bytes] = []
         self.h_act: list[bytes] = []
         self.reward = array("d")
-        self.recording = True
-        self.in_flight = False
         self.values: list[list[Any]] = [[] for which in ("obs", "act") for _ in meta["values"][which]]
-        self._meta = meta
         self._n = len(meta["stream_keys"])
         self._autoreset = autoreset
         self._ended = np.zeros(self._n, bool)
-        self._raise = on_error == "raise"
-        self._journal: Journal | None = None
-        self._pid = 0
-        self._written = self._ticked = 0.0  # when the block began, when tick was called last
+        self._ticked = self._written  # when tick was called last
         self._seen = 0  # slots at that call
         self._stride = 1
         row_bytes = sum(_bytes_of(layout) for which in ("obs", "act") for layout in meta["values"][which])
@@ -167,47 +295,27 @@ class Recorder:
             After how many more slots to call again.
         """
         try:
-            now = time.monotonic()
-            if self._journal is None:
-                self._begin(now)
-            elif self._pid != os.getpid():
-                self._abandon()
+            if not self._ready():
                 return FLUSH_EVENTS
+            now = time.monotonic()
             # Look at the clock about eight times before the block is old, however fast the environment is.
             per_slot = (now - self._ticked) / max(1, len(self.flags) - self._seen)
             self._stride = max(self._n, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_slot, 1e-9))))
             if len(self.flags) >= self._block or now - self._written >= FLUSH_SECONDS:
-                self._write(now)
+                self._write()
             self._ticked, self._seen = now, len(self.flags)
             return max(self._n, min(self._stride, self._block - self._seen))
         except BaseException as error:
             self.fail(error)
             return FLUSH_EVENTS
 
-    def _begin(self, now: float) -> None:
-        try:
-            self._journal = Journal(self.path, self._meta)
-        except NameTakenError as error:
-            if self._raise:
-                raise
-            _warn(f"{error} What is recorded here goes to another file, and comparing the two will be refused.")
-            self._meta = {**self._meta, "conflicts_with": _identity(self.path)}
-            self._journal = Journal(free_name(self.path, "conflict"), self._meta)
-        self._pid = os.getpid()
-        self._written = self._ticked = now
-        _alive.add(self)
-
-    def _write(self, now: float) -> None:
-        """Append the open block to the journal."""
-        assert self._journal is not None
-        if self.flags:
-            self._journal.append(self._open_block())
-        self._clear()
-        self._written = now
+    def _pending(self) -> int:
+        return len(self.flags)
 
     def _clear(self) -> None:
         for buffer in (self.flags, self.h_obs, self.h_act, self.reward, *self.values):
             del buffer[:]  # type: ignore[attr-defined]
+        self._seen = 0
 
     def _open_block(self) -> Block:
         """The buffers as a block."""
@@ -255,59 +363,38 @@ class Recorder:
             self._ended = np.where(flags[row] == ABSENT, self._ended, ended[row] & ~autoreset)
         return flags
 
-    def flush(self) -> None:
-        """Write a sealed ledger of everything so far, and go on recording."""
-        self._finish(close=False)
 
-    def close(self) -> None:
-        """Write the sealed ledger and end recording. Nothing happens the second time, or if there was no event."""
-        self._finish(close=True)
+class BatchRecorder(_Recording):
+    """Records events that come in batches, as arrays of `stepledger.format.event_dtype`."""
 
-    def _finish(self, close: bool) -> None:
-        journal = self._journal
-        if not self.recording or journal is None or self._pid != os.getpid():
-            if close:
-                self.recording = False
+    def __init__(self, path: Path | None, meta: Meta, *, on_error: OnError = "warn") -> None:
+        super().__init__(path, meta, on_error=on_error)
+        self.dtype = event_dtype(meta["reward_dtype"], meta["columns"])
+        self._batches: list[npt.NDArray[Any]] = []
+        self._size = 0
+
+    def append(self, events: npt.NDArray[Any]) -> None:
+        """Append events; those of one stream in their order."""
+        if not self.recording or not len(events):
             return
         try:
-            self._write(time.monotonic())
-            self._seen = 0
-            journal.seal(closed=close, in_flight=self.in_flight)
-            if close:
-                self.recording = False
-                _alive.discard(self)
-                journal.remove()
+            self._batches.append(events)
+            self._size += len(events)
+            if self._ready() and (self._size >= FLUSH_EVENTS or time.monotonic() - self._written >= FLUSH_SECONDS):
+                self._write()
         except BaseException as error:
             self.fail(error)
 
-    def fail(self, error: BaseException) -> None:
-        """End recording because of an error: once, with a warning, a mark in the ledger, and the run untouched."""
-        if self.recording:
-            self.recording = False
-            _alive.discard(self)
-            self._clear()
-            reason = f"{type(error).__name__}: {error}"
-            journal, self._journal = self._journal, None
-            if journal is not None and self._pid == os.getpid():
-                try:
-                    journal.seal(stopped=reason)
-                    journal.remove()
-                except Exception:  # no room for the mark either: the journal itself says that it was not closed
-                    journal.close()
-            if not self._raise and isinstance(error, Exception):
-                _warn(f"recording to {self.path} stopped, training goes on: {reason}")
-        if self._raise or not isinstance(error, Exception):
-            raise error
+    def _pending(self) -> int:
+        return self._size
 
-    def _abandon(self) -> None:
-        """This is a forked copy: the ledger belongs to the process that opened it."""
-        self.recording = False
-        self._journal = None
-        self._clear()
+    def _open_block(self) -> Block:
+        events = np.concatenate(self._batches)
+        return Block(events[np.argsort(events["stream"], kind="stable")])
 
-    def __del__(self) -> None:
-        if getattr(self, "_journal", None) is not None:
-            self.close()
+    def _clear(self) -> None:
+        self._batches.clear()
+        self._size = 0
 
 
 def reward_bits(rewards: npt.NDArray[np.float64], reward_dtype: str) -> npt.NDArray[Any]:
@@ -353,7 +440,7 @@ def _warn(message: str) -> None:
 
 
 #: Recorders with an open journal, for those whose environment is never closed.
-_alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_alive: weakref.WeakSet[_Recording] = weakref.WeakSet()
 
 
 @atexit.register

@@ -177,7 +177,8 @@ class LedgerVectorEnv(VectorWrapper):
 
     Args:
         vector_env: The vector env. `LedgerEnv`s in it that were made without an index are told theirs.
-        path: The file to write when the vector env is closed (also by `flush`, and at interpreter exit).
+        path: The file to write when the vector env is closed (also by `flush`, and at interpreter exit). `None`: `ledger_place` tells it,
+            and events are kept in memory until then.
         autoreset_mode: Only for a vector env that doesn't state its mode in ``metadata["autoreset_mode"]``: ``"NextStep"``,
             ``"SameStep"`` or ``"Disabled"``.
         reward_dtype: As in `LedgerEnv`, and the same on both sides; likewise the others.
@@ -189,7 +190,7 @@ class LedgerVectorEnv(VectorWrapper):
     def __init__(
         self,
         vector_env: VectorEnv[Any, Any, Any],
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None,
         *,
         autoreset_mode: str | None = None,
         reward_dtype: npt.DTypeLike = np.float32,
@@ -198,10 +199,13 @@ class LedgerVectorEnv(VectorWrapper):
         on_error: OnError = "warn",
     ) -> None:
         super().__init__(vector_env)
+        self._place: Place | None = None
         self._mode = _autoreset_mode(vector_env, autoreset_mode)
         observations = SpaceDigest(vector_env.single_observation_space, digest)
         actions = SpaceDigest(vector_env.single_action_space, digest)
-        run = tell_places(vector_env, vector_env.num_envs)
+        run = "" if path is None else uuid.uuid4().hex
+        if path is not None and not _tell_places(vector_env, [Place(None, StreamKey(env=env), run) for env in range(vector_env.num_envs)]):
+            run = ""
         meta = describe(
             "vector",
             observations,
@@ -213,8 +217,26 @@ class LedgerVectorEnv(VectorWrapper):
             autoreset_mode=self._mode,
             run=run,
         )
-        recorder = Recorder(ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
+        recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
+
+    @property
+    def ledger_place(self) -> Place | None:
+        """Where this ledger is written, if it was told."""
+        return self._place
+
+    @ledger_place.setter
+    def ledger_place(self, place: Place) -> None:
+        """Tell this tap, and the `LedgerEnv`s in the vector env, where to write; before the first event is written."""
+        self._place = place
+        assert place.directory is not None
+        keys = [place.key._replace(env=env) for env in range(self.num_envs)]
+        self._rows.recorder.place(
+            Path(place.directory) / f"runner-{place.key.runner}.{place.key.incarnation}-vector.npz",
+            stream_keys=[list(key) for key in keys],
+            run=place.run,
+        )
+        _tell_places(self.env, [place._replace(key=key) for key in keys])
 
     def reset(  # type: ignore[override]
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -313,18 +335,13 @@ def ledger_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
-def tell_places(vector_env: Any, n: int) -> str:
-    """Tell the `LedgerEnv`s in a vector env their positions.
-
-    Returns:
-        The identity of the run that they were told, or the empty string if they can't be reached (a client of a remote environment).
-    """
-    run = uuid.uuid4().hex
+def _tell_places(vector_env: Any, places: list[Place]) -> bool:
+    """Tell the `LedgerEnv`s in a vector env where they write; whether they could be reached (not behind a client of one's own)."""
     try:
         # Asking first: setting the attribute on an environment without a ledger would leave it there.
         if not all(vector_env.call("has_wrapper_attr", "ledger_place")):
-            return ""
+            return False
     except (AttributeError, NotImplementedError):
-        return ""
-    vector_env.set_attr("ledger_place", [Place(None, StreamKey(env=env), run) for env in range(n)])
-    return run
+        return False
+    vector_env.set_attr("ledger_place", places)
+    return True
