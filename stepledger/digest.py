@@ -73,6 +73,8 @@ class _ArrayLeaf:
         self.shape = tuple(space.shape)
         if self.dtype.hasobject:
             raise LedgerError(f"the space {space} holds Python objects and can't be digested: declare a numeric dtype.")
+        if self.dtype.char in "gG":  # its padding bytes are random: equal values would differ
+            raise LedgerError(f"the space {space} holds long doubles and can't be digested: declare float64.")
         self.layout: Layout = (self.dtype, self.shape)
         self.description: dict[str, Any] = {"type": type(space).__name__, "dtype": self.dtype.str, "shape": list(self.shape)}
         if isinstance(space, spaces.MultiDiscrete):
@@ -306,7 +308,11 @@ Path = tuple[Any, ...]
 def _leaves(space: spaces.Space[Any], hash_: Hash, path: Path = ()) -> list[tuple[Path, _Leaf]]:
     """The leaves of a space, dict keys sorted, each with the keys that lead to it."""
     if isinstance(space, spaces.Dict):
-        return [leaf for key in sorted(space.spaces) for leaf in _leaves(space.spaces[key], hash_, (*path, key))]
+        for key in space.spaces:
+            if not isinstance(key, (str, int)):
+                raise LedgerError(f"the key {key!r} of a Dict space can't be recorded: use strings or integers.")
+        # As strings: integers and strings together have no order of their own.
+        return [leaf for key in sorted(space.spaces, key=str) for leaf in _leaves(space.spaces[key], hash_, (*path, key))]
     if isinstance(space, spaces.Tuple):
         return [leaf for index, part in enumerate(space.spaces) for leaf in _leaves(part, hash_, (*path, index))]
     return [(path, _leaf(space, hash_))]
