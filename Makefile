@@ -1,0 +1,47 @@
+# make demo    train RLlib PPO with ledgers on, once clean and once with an injected fault, and print both comparisons
+# make test    all tests
+# make lint    ruff and mypy
+# make bench   what recording costs, here
+#
+# Each sets itself up: a virtual environment in .venv, made once, with the versions in constraints.txt. Needs Python 3.10 or newer.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	@rm -rf ledger/demo
+	@echo "== RLlib PPO on CartPole, two remote EnvRunners, ledgers on =="
+	$(BIN)/python examples/rllib_ppo.py --directory ledger/demo/clean
+	@echo
+	@echo "== the same with a fault: one environment's observations are rounded to float16 on the way =="
+	$(BIN)/python examples/rllib_ppo.py --directory ledger/demo/fault --fault obs:f16; test $$? -eq 1
+	@echo
+	@echo "To look again: $(BIN)/stepledger compare ledger/demo/fault"
+
+# Tests that need Ray share one cluster, so they run in one process.
+test: $(READY)
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray"
+	$(BIN)/python -m pytest -q -m ray
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/overhead.py
+
+$(READY): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV): takes a few minutes, once =="
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) ledger/demo build *.egg-info
