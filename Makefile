@@ -17,10 +17,10 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	@rm -rf ledger/demo
 	@echo "== RLlib PPO on CartPole, two remote EnvRunners, ledgers on =="
-	$(BIN)/python examples/rllib_ppo.py --directory ledger/demo/clean
+	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory ledger/demo/clean
 	@echo
 	@echo "== the same with a fault: one environment's observations are rounded to float16 on the way =="
-	$(BIN)/python examples/rllib_ppo.py --directory ledger/demo/fault --fault obs:f16; test $$? -eq 1
+	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory ledger/demo/fault --fault obs:f16; test $$? -eq 1
 	@echo
 	@echo "To look again: $(BIN)/stepledger compare ledger/demo/fault"
 

@@ -2,6 +2,8 @@
 
     python examples/gymnasium_async.py
     python examples/gymnasium_async.py --fault obs:f16
+
+The fault is made at env 1, between the two ledgers; `ENV_FAULTS` in `faults.py` has the names of all.
 """
 
 import argparse
@@ -9,7 +11,7 @@ import functools
 import sys
 
 import gymnasium as gym
-from faults import FaultyEnv
+from faults import ENV_FAULTS, FaultyEnv
 from gymnasium.vector import AsyncVectorEnv
 
 from stepledger import LedgerEnv, LedgerVectorEnv, compare
@@ -23,7 +25,7 @@ def make_env(index: int, directory: str, fault: str | None) -> gym.Env:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default="ledger")
-    parser.add_argument("--fault", help="injected at env 1, between the two ledgers")
+    parser.add_argument("--fault", choices=sorted(ENV_FAULTS), metavar="NAME")
     parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
 

@@ -2,6 +2,8 @@
 
     python examples/sb3_pendulum.py
     python examples/sb3_pendulum.py --fault reward:stale
+
+The fault is made at env 1, between the two ledgers; `ENV_FAULTS` in `faults.py` has the names of all.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import sys
 
 import gymnasium as gym
 import torch
-from faults import FaultyEnv
+from faults import ENV_FAULTS, FaultyEnv
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
@@ -26,7 +28,7 @@ def make_env(index: int, directory: str, fault: str | None) -> gym.Env:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default="ledger")
-    parser.add_argument("--fault", help="injected at env 1, between the two ledgers")
+    parser.add_argument("--fault", choices=sorted(ENV_FAULTS), metavar="NAME")
     parser.add_argument("--steps", type=int, default=2048)
     options = parser.parse_args()
 

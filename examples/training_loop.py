@@ -2,6 +2,8 @@
 
     python examples/training_loop.py
     python examples/training_loop.py --fault obs:stale
+
+The fault is made at env 1, between the two ledgers; `ENV_FAULTS` in `faults.py` has the names of all.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import sys
 
 import gymnasium as gym
 import numpy as np
-from faults import FaultyEnv
+from faults import ENV_FAULTS, FaultyEnv
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from stepledger import LedgerEnv, LedgerVectorEnv, compare
@@ -53,7 +55,7 @@ def train(envs: VectorEnv, updates: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default="ledger")
-    parser.add_argument("--fault", help="injected at env 1, between the two ledgers")
+    parser.add_argument("--fault", choices=sorted(ENV_FAULTS), metavar="NAME")
     parser.add_argument("--updates", type=int, default=10)
     options = parser.parse_args()
 
