@@ -4,11 +4,12 @@ Put `LedgerEnv` around each environment and `LedgerVectorEnv` (for Stable-Baseli
 env, train, and `compare` what the environments gave with what the trainer received. For RLlib there is `stepledger_ray`.
 """
 
-from .compare import Comparison, Difference, FieldResult, Hop, compare
+from .compare import compare
 from .env import LedgerEnv
 from .errors import LedgerError
 from .format import StreamKey
 from .ledger import Ledger, Stream, read
+from .result import Comparison, Difference, FieldResult, Hop
 from .vector import LedgerVectorEnv
 
 __all__ = [

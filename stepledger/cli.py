@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .compare import Progress, compare
+from .compare import compare
 from .errors import LedgerError
 from .ledger import Ledger, find, read
+from .result import Progress
 
 __all__ = ["main"]
 

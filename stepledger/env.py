@@ -181,11 +181,17 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._recorder is not None:
             self._recorder.flush()
 
+    def stop_recording(self) -> None:
+        """Write the ledger and record no more; the environment stays open."""
+        if self._recorder is not None:
+            self._recorder.close()
+        else:
+            self._passive = True
+
     def close(self) -> None:
         """Write the ledger, then close the environment."""
         try:
-            if self._recorder is not None:
-                self._recorder.close()
+            self.stop_recording()
         finally:
             self.env.close()  # type: ignore[no-untyped-call]
 

@@ -79,10 +79,10 @@ def describe(
         "keep_values": keep_values,
         "values": {which: _layouts(keep.get(which)) for which in ("obs", "act")},
         "leaves": {"obs": [list(path) for path in observations.paths], "act": [list(path) for path in actions.paths]},
-        "columns": {},
         "created": time.time(),
         "closed": False,
         "versions": _versions(),
+        "columns": {},
         **more,
     }
 
@@ -123,6 +123,11 @@ class _Recording:
         self._journal: Journal | None = None
         self._pid = os.getpid()
         self._written = time.monotonic()
+
+    @property
+    def meta(self) -> Meta:
+        """The ledger's meta so far."""
+        return self._meta
 
     def place(self, path: Path, **meta: Any) -> None:
         """Say where to write, and complete the meta; only before the journal is open."""

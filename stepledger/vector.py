@@ -267,12 +267,16 @@ class LedgerVectorEnv(VectorWrapper):
         """Write the ledger of everything so far; recording goes on."""
         self._rows.recorder.flush()
 
+    def stop_recording(self) -> None:
+        """Write the ledger and record no more; the environments stay open."""
+        self._rows.recorder.close()
+
     def close(self, **kwargs: Any) -> None:
         """Close the environments, then write the ledger."""
         try:
             self.env.close(**kwargs)
         finally:
-            self._rows.recorder.close()
+            self.stop_recording()
 
     def __getattr__(self, name: str) -> Any:
         """What else the vector env has: ``call``, ``set_attr``, ``envs``; its asynchronous calls are recorded too."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..compare import Comparison, Difference, Hop
+    from ..result import Comparison, Difference, Hop
 
 __all__ = ["report"]
 

@@ -1,0 +1,81 @@
+"""Which streams are compared with which, and whether they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import LedgerError
+from .format import StreamKey
+from .ledger import Ledger, Stream
+
+__all__ = ["check_settings", "paired", "stream_name"]
+
+
+def paired(
+    name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger]
+) -> tuple[list[tuple[Ledger, Stream, Ledger, Stream]], tuple[str, ...]]:
+    """The streams that both sides have, and a sentence for each that only one has."""
+    sides = []
+    for ledgers in (firsts, seconds):
+        streams: dict[StreamKey, tuple[Ledger, Stream]] = {}
+        for ledger in ledgers:
+            for key, stream in ledger.streams.items():
+                if key in streams:
+                    raise LedgerError(
+                        f"{ledger.path} and {streams[key][0].path} both hold {stream_name(key)}: name a directory with the ledgers of one "
+                        "run."
+                    )
+                streams[key] = (ledger, stream)
+        sides.append(streams)
+    pairs, unpaired = [], []
+    for key in sorted({**sides[0], **sides[1]}):
+        if key in sides[0] and key in sides[1]:
+            pairs.append((*sides[0][key], *sides[1][key]))
+        else:
+            there, missing = (0, 1) if key in sides[0] else (1, 0)
+            ledger, stream = sides[there][key]
+            if len(stream):
+                tap = name.split(" -> ")[missing]
+                unpaired.append(f"{stream_name(key)} has {len(stream):,} events in {ledger.path} and no ledger at the tap {tap!r}")
+    return pairs, tuple(unpaired)
+
+
+def stream_name(key: StreamKey) -> str:
+    """A stream as a sentence names it."""
+    runner = f"runner {key.runner}, " if key.runner else ""
+    agent = f", agent {key.agent}" if key.agent else ""
+    return f"{runner}env {key.env}{agent}"
+
+
+_SETTINGS = {
+    "observation_space": "observation spaces",
+    "action_space": "action spaces",
+    "reward_dtype": "reward dtypes",
+    "digest": "digests",
+}
+
+
+def check_settings(first: Ledger, second: Ledger) -> None:
+    """Refuse to compare two ledgers whose values were not digested alike.
+
+    Raises:
+        LedgerError: They differ in a setting, or are of different runs.
+    """
+    for setting, words in _SETTINGS.items():
+        one, other = first.meta.get(setting), second.meta.get(setting)
+        if setting == "observation_space" and "skip" in second.meta.get("fields", {}).get("obs", {}):
+            continue  # rewritten on purpose before the second tap, and so not compared
+        if one != other:
+            raise LedgerError(
+                f"{first.path} and {second.path} were recorded with different {words} ({_short(one)} and {_short(other)}): record both "
+                "sides alike."
+            )
+    one, other = first.meta.get("run"), second.meta.get("run")
+    if one and other and one != other:
+        raise LedgerError(f"{first.path} and {second.path} are of different runs: name the two sides of one run.")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

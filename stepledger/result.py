@@ -1,0 +1,190 @@
+"""What a comparison finds, as data; the text of a report is in `stepledger.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["KEPT", "Comparison", "Counter", "Difference", "FieldResult", "Hop", "Progress", "Tally"]
+
+#: Differences of one stream that are kept in full; further ones are counted.
+KEPT = 100
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where the two sides of a hop disagree.
+
+    Attributes:
+        hop: The hop's name, ``"env -> vector"``.
+        env: Position of the environment in its vector env.
+        episode: Counted from 0 at the first reset, on the side of the hop that is nearer to the environment.
+        step: 0 is the reset, k the k-th step of the episode.
+        fields: Which differ: of ``kind`` (one side has a reset where the other has a step), ``action``, ``obs``, ``reward``,
+            ``terminated``, ``truncated``; or ``event`` alone, if one side has no such event.
+        kind: ``"changed"``, ``"lost"`` (the event never reached the second side) or ``"extra"`` (the first side never gave it).
+        first: What the first side has in these fields, as text; a digest where no values were kept.
+        second: What the second side has.
+        events: Number of events in a row that this difference covers: 1, but for a run of lost or extra ones.
+        runner: The EnvRunner's index; 0 where there are none.
+        agent: The agent; empty where there is only one.
+        explanations: What may be behind it, best first.
+    """
+
+    hop: str
+    env: int
+    episode: int
+    step: int
+    fields: tuple[str, ...]
+    kind: str = "changed"
+    first: dict[str, str] = field(default_factory=dict)
+    second: dict[str, str] = field(default_factory=dict)
+    events: int = 1
+    runner: int = 0
+    agent: str = ""
+    explanations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FieldResult:
+    """What became of one field of a hop.
+
+    Attributes:
+        status: ``"equal"``, ``"different"``, or ``"not compared"``.
+        compared: Number of events in which it was compared.
+        differences: Number of those in which it differs.
+        note: Why it was not compared, or by which known function one side was taken before it was.
+    """
+
+    status: str
+    compared: int = 0
+    differences: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Hop:
+    """The comparison of two neighbouring taps.
+
+    Attributes:
+        name: ``"env -> vector"``.
+        events: Number of events compared with their counterpart.
+        streams: Number of streams compared.
+        streams_different: Number of those with a difference.
+        differences: Number of differences, all counted.
+        fields: By name.
+        unknown: What could not be told because a ledger has an open end, a sentence each.
+        notes: What is no difference but worth knowing, a sentence each.
+        unpaired: Streams that only one side has, a sentence each; they were not compared.
+    """
+
+    name: str
+    events: int = 0
+    streams: int = 0
+    streams_different: int = 0
+    differences: int = 0
+    fields: dict[str, FieldResult] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unpaired: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of both sides was there to be compared."""
+        return not self.unknown and not self.unpaired
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result; ``str()`` of it is the report.
+
+    Attributes:
+        hops: In the order in which data passes them.
+        differences: The first `KEPT` of each stream, hop by hop; `Hop.differences` counts all.
+    """
+
+    hops: tuple[Hop, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether no difference was found in what was compared."""
+        return not any(hop.differences for hop in self.hops)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that happened was there to be compared."""
+        return all(hop.complete for hop in self.hops)
+
+    @property
+    def events(self) -> int:
+        """Number of events compared, over all hops."""
+        return sum(hop.events for hop in self.hops)
+
+    @property
+    def exit_status(self) -> int:
+        """0 equal and complete; 1 different; 2 something could not be compared; 3 equal as far as recorded, but with an open end."""
+        if not self.equal:
+            return 1
+        if not self.events or any(hop.unpaired for hop in self.hops):
+            return 2
+        return 0 if self.complete else 3
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON can hold it."""
+        return {"equal": self.equal, "complete": self.complete, "exit_status": self.exit_status, "events": self.events, **asdict(self)}
+
+    def __str__(self) -> str:
+        from .report.text import report
+
+        return report(self)
+
+
+class Counter:
+    """Tells how far a comparison is."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def add(self, events: int) -> None:
+        """Count events as done."""
+        self._done += events
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+@dataclass
+class Tally:
+    """What the streams of one hop add up to."""
+
+    name: str
+    events: int = 0
+    streams: int = 0
+    streams_different: int = 0
+    differences: int = 0
+    compared: dict[str, int] = field(default_factory=dict)
+    different: dict[str, int] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def hop(self, unpaired: tuple[str, ...], notes: dict[str, str]) -> Hop:
+        """The hop, with a note on each field that has one."""
+        fields = {}
+        for name, compared in self.compared.items():
+            differences = self.different.get(name, 0)
+            status = "not compared" if not compared else "different" if differences else "equal"
+            fields[name] = FieldResult(status, compared, differences, notes.get(name, ""))
+        return Hop(
+            self.name,
+            self.events,
+            self.streams,
+            self.streams_different,
+            self.differences,
+            fields,
+            tuple(self.unknown),
+            tuple(self.notes),
+            unpaired,
+        )

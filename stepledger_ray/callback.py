@@ -1,0 +1,133 @@
+"""The one thing a person adds to an algorithm config."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils import force_list
+
+from stepledger.errors import LedgerError
+from stepledger.recorder import OnError
+
+from .gather import Job
+from .run import Settings
+from .taps import RunnerTaps
+
+__all__ = ["LedgerCallback", "attach"]
+
+
+class LedgerCallback(RLlibCallback):
+    """Records every tap of a training job, and compares them when it ends.
+
+    RLlib makes one of these in the driver and one in each EnvRunner. There it puts a `stepledger.LedgerEnv` around each environment and
+    a `stepledger.LedgerVectorEnv` around the vector env, and records the episodes that leave the sampler; in the driver it puts a tap
+    into each Learner, and at ``algorithm.stop()`` gathers all ledgers, compares them, prints the report and writes ``report.json``.
+
+        config.callbacks(functools.partial(LedgerCallback, "ledger"))
+
+    replaces the callbacks that the config has; `attach` adds to them.
+
+    Args:
+        directory: The run directory. A relative one is one of the driver's. What an earlier run left there is moved into ``old1``, ...
+        reward_dtype: As in `stepledger.LedgerEnv`; likewise the others.
+
+    Raises:
+        LedgerError: When the algorithm is built, if it can't be recorded: it is on the old API stack, has several agents, or a space
+            that is not one of Gymnasium's.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        reward_dtype: npt.DTypeLike = np.float32,
+        keep_values: bool = False,
+        digest: str = "xxh3_64",
+        on_error: OnError = "warn",
+    ) -> None:
+        super().__init__()
+        self._directory = os.fspath(directory)
+        self._settings = Settings(np.dtype(reward_dtype).name, keep_values, digest, on_error)
+        self._taps: RunnerTaps | None = None
+        self._job: Job | None = None
+
+    def on_environment_created(self, *, env_runner: Any, **kwargs: Any) -> None:
+        """Put the taps in; raising here would only have the EnvRunner restarted without end, so that errors wait for `Job`."""
+        if env_runner.config.in_evaluation:
+            return
+        before, self._taps = self._taps, None
+        try:
+            self._taps = RunnerTaps(env_runner, self._settings)
+        except LedgerError as error:
+            env_runner.env.ledger_error = str(error)
+            return
+        if before is not None and before.told is not None:  # a sub-environment has failed, and the vector env was made again
+            run, runner, incarnation = before.told
+            self._taps.tell(run, runner, incarnation + 1)
+
+    def on_episode_created(self, *, episode: Any, env_index: int, **kwargs: Any) -> None:
+        """Remember where the episode takes place."""
+        if self._taps is not None:
+            self._taps.created(episode, env_index)
+
+    def on_sample_end(self, *, samples: Sequence[Any], **kwargs: Any) -> None:
+        """Record what leaves the sampler."""
+        if self._taps is not None:
+            self._taps.sampled(samples)
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """Begin the run: its directory, its identity, the taps in the Learners."""
+        self._job = Job(algorithm, self._directory, self._settings)
+
+    def on_env_runners_recreated(
+        self, *, env_runner_group: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **kwargs: Any
+    ) -> None:
+        """Tell restarted EnvRunners what the first ones were told."""
+        if self._job is not None and not is_evaluation:
+            self._job.recreated(env_runner_group, env_runner_indices)
+
+    @property
+    def job(self) -> Job | None:
+        """In the driver, the job that is recorded."""
+        return self._job
+
+
+def attach(
+    config: AlgorithmConfig,
+    directory: str | os.PathLike[str],
+    *,
+    reward_dtype: npt.DTypeLike = np.float32,
+    keep_values: bool = False,
+    digest: str = "xxh3_64",
+    on_error: OnError = "warn",
+) -> AlgorithmConfig:
+    """Add a `LedgerCallback` to the callbacks that a config has.
+
+    Args:
+        config: Any algorithm's config on the new API stack.
+        directory: The run directory; a relative one is resolved now.
+        reward_dtype: As in `LedgerCallback`.
+        keep_values: Likewise.
+        digest: Likewise.
+        on_error: Likewise.
+
+    Returns:
+        The config.
+    """
+    callback = functools.partial(
+        LedgerCallback,
+        os.path.abspath(directory),
+        reward_dtype=reward_dtype,
+        keep_values=keep_values,
+        digest=digest,
+        on_error=on_error,
+    )
+    present = [one for one in force_list(config.callbacks_class) if one is not RLlibCallback]
+    return config.callbacks([*present, callback])

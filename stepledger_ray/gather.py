@@ -1,0 +1,232 @@
+"""From taps in many processes to one comparison in the driver."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from stepledger import Comparison, compare
+from stepledger.errors import LedgerError
+
+from .run import Run, Settings
+from .taps import REMAKES, LearnerTap, episode_space, taps_of
+
+__all__ = ["Job", "finish"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that an EnvRunner or Learner has to write its ledgers; one that takes longer is left out, and the comparison says so.
+TIMEOUT = 120.0
+
+
+class Job:
+    """The recording of one algorithm, on the driver.
+
+    Args:
+        algorithm: The algorithm, just built.
+        directory: As given to `LedgerCallback`.
+        settings: How the taps record.
+
+    Raises:
+        LedgerError: This algorithm can't be recorded.
+    """
+
+    def __init__(self, algorithm: Any, directory: str, settings: Settings) -> None:
+        config = algorithm.config
+        if not (config.enable_env_runner_and_connector_v2 and config.enable_rl_module_and_learner):
+            raise LedgerError(
+                "stepledger_ray records RLlib's new API stack only: remove config.api_stack(...False), or record with "
+                "stepledger.LedgerEnv and LedgerVectorEnv in your environment."
+            )
+        if config.is_multi_agent:
+            raise LedgerError("stepledger_ray records one agent per environment so far: use it with a single-agent config.")
+        self._algorithm = weakref.proxy(algorithm)
+        self.run = Run.begin(directory, algorithm, settings)
+        self._incarnations: dict[int, int] = {}
+        self._ended = False
+        spaces = self._tell_runners(algorithm.env_runner_group)
+        if spaces is None:
+            raise LedgerError("no EnvRunner of this algorithm has an environment, so that there is nothing to record.")
+        self._tell_learners(*spaces)
+        self._hook_cleanup(algorithm)
+        print(f"stepledger: recording the taps env, vector, episode and learner into {self.run.directory}", flush=True)
+
+    def _tell_runners(self, group: Any, indices: Sequence[int] | None = None) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+        """Tell EnvRunners whose taps they have; the spaces of their episodes, or `None` if none of them has an environment."""
+        answers = group.foreach_env_runner(
+            functools.partial(_tell, run=self.run, incarnations=dict(self._incarnations)),
+            local_env_runner=indices is None,
+            remote_worker_ids=None if indices is None else list(indices),
+            timeout_seconds=TIMEOUT,
+        )
+        found = None
+        for error, spaces in answers:
+            if error is not None:
+                raise LedgerError(error)
+            found = spaces or found
+        return found
+
+    def _tell_learners(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        group = self._algorithm.learner_group
+        for learner in range(max(1, len(group))):
+            group.foreach_learner(
+                _put_learner_tap,
+                remote_actor_ids=None if group.is_local else [group._worker_manager.actor_ids()[learner]],
+                timeout_seconds=TIMEOUT,
+                run=self.run,
+                index=learner,
+                observation_space=observation_space,
+                action_space=action_space,
+            )
+
+    def _hook_cleanup(self, algorithm: Any) -> None:
+        """Compare when the algorithm stops, before its EnvRunners and Learners are gone: RLlib has no callback for that (ray 2.60)."""
+        job, cleanup = self, algorithm.cleanup
+
+        def compare_and_clean_up() -> None:
+            del algorithm.cleanup  # the class's own again
+            try:
+                job.end()
+            finally:
+                cleanup()
+
+        algorithm.cleanup = compare_and_clean_up
+        # A script may end without algorithm.stop(). Ray's own exit handler was registered before this one, so it runs after it.
+        atexit.register(_end_at_exit, weakref.ref(self))
+
+    def recreated(self, group: Any, indices: Sequence[int]) -> None:
+        """Tell restarted EnvRunners whose taps they have."""
+        for index in indices:
+            self._incarnations[index] = self._incarnations.get(index, 0) + REMAKES
+        try:
+            self._tell_runners(group, indices)
+        except Exception as error:
+            logger.warning("stepledger: restarted EnvRunners %s are not recorded: %s", list(indices), error)
+
+    def compare(self, stop: bool = False) -> Comparison:
+        """Have all ledgers written, and compare them.
+
+        Args:
+            stop: Recording ends.
+
+        Raises:
+            LedgerError: They can't be compared.
+        """
+        algorithm = self._algorithm
+        if not self._ended:
+            write = functools.partial(_write_runner, stop=stop, run=self.run)
+            files = algorithm.env_runner_group.foreach_env_runner(write, timeout_seconds=TIMEOUT)
+            results = algorithm.learner_group.foreach_learner(_write_learner, timeout_seconds=TIMEOUT, stop=stop, run=self.run)
+            files += [result.get() for result in results.ignore_errors()]
+            for contents in files:
+                for name, data in contents.items():
+                    (Path(self.run.directory) / name).write_bytes(data)
+        return compare(self.run.directory)
+
+    def end(self) -> None:
+        """Compare for the last time, print the report and write ``report.json``; never raises."""
+        if self._ended:
+            return
+        try:
+            comparison = self.compare(stop=True)
+            report = {"run": asdict(self.run), **comparison.to_dict()}
+            (Path(self.run.directory) / "report.json").write_text(json.dumps(report, indent=2))
+            print(comparison)
+            print(f"stepledger: compare again with: stepledger compare {self.run.directory}", flush=True)
+        except LedgerError as error:
+            print(f"stepledger: {error}", flush=True)
+        except Exception as error:  # whatever is wrong with the cluster: the algorithm must be able to stop
+            logger.warning("stepledger: the ledgers in %s could not be gathered: %r", self.run.directory, error)
+        finally:
+            self._ended = True
+
+
+def _end_at_exit(reference: weakref.ref[Job]) -> None:
+    job = reference()
+    if job is not None:
+        with contextlib.suppress(ReferenceError):  # the algorithm is gone
+            job.end()
+
+
+def finish(algorithm: Any) -> Comparison:
+    """Gather all ledgers of a running algorithm and compare them now; recording goes on.
+
+    Args:
+        algorithm: An algorithm whose config has a `LedgerCallback`. After ``algorithm.stop()``, the ledgers are compared as they are.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        LedgerError: The algorithm isn't recorded, or its ledgers can't be compared.
+    """
+    for callback in algorithm.callbacks if isinstance(algorithm.callbacks, list) else [algorithm.callbacks]:
+        job = getattr(callback, "job", None)
+        if isinstance(job, Job):
+            return job.compare()
+    raise LedgerError("this algorithm has no ledgers: add a LedgerCallback to its config, or stepledger_ray.attach(config, directory).")
+
+
+def _tell(env_runner: Any, run: Run, incarnations: dict[int, int]) -> tuple[str | None, tuple[Any, Any] | None]:
+    """In an EnvRunner: tell its taps. Returns an error, or the spaces of its episodes; neither where it has no environment."""
+    if env_runner.env is None:
+        return None, None
+    error = getattr(env_runner.env, "ledger_error", None)
+    if error is not None:
+        return error, None
+    taps = taps_of(env_runner)
+    if taps is None:
+        return "an EnvRunner has no LedgerCallback: set the callback in the algorithm's own config.", None
+    index = env_runner.worker_index or 0
+    taps.tell(run, index, incarnations.get(index, 0))
+    return None, (episode_space(env_runner)[0], taps.action_space)
+
+
+def _put_learner_tap(learner: Any, **options: Any) -> None:
+    """In a Learner: record what arrives before any other piece of its pipeline has changed it."""
+    pipeline = learner._learner_connector
+    if pipeline is not None:
+        run, index = options.pop("run"), options.pop("index")
+        pipeline.prepend(LearnerTap(run, index, options["observation_space"], options["action_space"], incarnation=0))
+
+
+def _write_runner(env_runner: Any, stop: bool, run: Run) -> dict[str, bytes]:
+    """In an EnvRunner: write its ledgers; their contents where the driver can't see them."""
+    taps = taps_of(env_runner) if env_runner.env is not None else None
+    if taps is None:
+        return {}
+    if stop:
+        taps.stop_recording()
+    else:
+        taps.flush()
+    return _contents(run, f"runner-{env_runner.worker_index or 0}.*")
+
+
+def _write_learner(learner: Any, stop: bool, run: Run) -> dict[str, bytes]:
+    """In a Learner: likewise."""
+    pipeline = learner._learner_connector
+    found: dict[str, bytes] = {}
+    for piece in [] if pipeline is None else pipeline.connectors:
+        if isinstance(piece, LearnerTap):
+            if stop:
+                piece.recorder.close()
+            else:
+                piece.recorder.flush()
+            found |= _contents(run, f"{piece.recorder.path.stem}.*" if piece.recorder.path else "")
+    return found
+
+
+def _contents(run: Run, pattern: str) -> dict[str, bytes]:
+    if run.is_here():
+        return {}
+    return {path.name: path.read_bytes() for path in Path(run.directory).glob(pattern)}

@@ -1,0 +1,328 @@
+"""The taps that a run puts into EnvRunners and Learners."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import tree
+import xxhash
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from_space, unsquash_action
+
+from stepledger import LedgerEnv, LedgerVectorEnv
+from stepledger.digest import SpaceDigest
+from stepledger.format import RESET, STEP, TRANSITION, Place, StreamKey
+from stepledger.recorder import BatchRecorder, describe, reward_bits
+
+from .run import Run, Settings
+
+__all__ = ["LearnerTap", "RunnerTaps"]
+
+#: Restarts of a runner's process are this far apart in the numbering of its incarnations; between them its vector env may be made again.
+REMAKES = 1000
+
+#: RLlib's own pieces of an env-to-module pipeline, none of which changes an episode. Any other piece may write into it.
+_READ_ONLY = {
+    "AddObservationsFromEpisodesToBatch",
+    "AddStatesFromEpisodesToBatch",
+    "AddTimeDimToBatchAndZeroPad",
+    "AgentToModuleMapping",
+    "BatchIndividualItems",
+    "NumpyToTensor",
+}
+
+
+#: Likewise of a module-to-env pipeline; what NormalizeAndClipActions does to actions is done again before they are compared.
+_KNOWN_ACTION_PIECES = {
+    "GetActions",
+    "ListifyDataForVectorEnv",
+    "ModuleToAgentUnmapping",
+    "NormalizeAndClipActions",
+    "RemoveSingleTsTimeRankFromBatch",
+    "TensorToNumpy",
+    "UnBatchToIndividualItems",
+}
+
+#: Algorithms that learn from each sampled step exactly once.
+EACH_STEP_ONCE = {"PPO"}
+
+
+class RunnerTaps:
+    """The taps of one vector env of an EnvRunner: ``env``, ``vector`` and ``episode``.
+
+    Args:
+        env_runner: A `ray.rllib.env.single_agent_env_runner.SingleAgentEnvRunner` that has just made its vector env, which is taken
+            apart and put together again with the taps in it.
+        settings: How to record.
+
+    Raises:
+        LedgerError: A space can't be recorded; nothing was changed.
+    """
+
+    def __init__(self, env_runner: Any, settings: Settings) -> None:
+        outer = env_runner.env
+        self.observation_space: gymnasium.Space[Any] = outer.single_observation_space
+        self.action_space: gymnasium.Space[Any] = outer.single_action_space
+        self._actions = SpaceDigest(self.action_space, settings.digest)
+        SpaceDigest(self.observation_space, settings.digest)
+        self._settings = settings
+        self._env_runner = env_runner
+        self.vector = _install(outer, settings)
+        self.vector.taps = self
+        self._stream_of: dict[str, int] = {}
+        self._episodes: _EpisodeRecorder | None = None
+        self._place: Place | None = None
+        self.told: tuple[Run, int, int] | None = None
+
+    def tell(self, run: Run, runner: int, incarnation: int) -> None:
+        """Say whose taps these are and where they write."""
+        self.told = (run, runner, incarnation)
+        place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id)
+        self._place = place
+        self.vector.ledger_place = place
+        if self._episodes is not None:
+            self._episodes.tell(place)
+
+    def created(self, episode: SingleAgentEpisode, env: int) -> None:
+        """Remember in which environment an episode takes place: what leaves the sampler doesn't say."""
+        self._stream_of[episode.id_] = env
+
+    def sampled(self, episodes: Sequence[SingleAgentEpisode]) -> None:
+        """Record what leaves the sampler."""
+        if self._episodes is None:
+            # Now, and not at the taps' making, the connector pipelines are there.
+            self._episodes = _EpisodeRecorder(self._env_runner, self.action_space, self._actions, self._settings, self.vector.num_envs)
+            if self._place is not None:
+                self._episodes.tell(self._place)
+        self._episodes.record(episodes, self._stream_of)
+        # Of each environment, only the episode that goes on is asked for again.
+        self._stream_of = {id_: env for env, id_ in {env: id_ for id_, env in self._stream_of.items()}.items()}
+
+    def flush(self) -> None:
+        """Write all ledgers of these taps as they are."""
+        self._each("flush")
+
+    def stop_recording(self) -> None:
+        """Write all ledgers of these taps for good."""
+        self._each("stop_recording")
+
+    def _each(self, method: str) -> None:
+        base = self.vector.unwrapped
+        if isinstance(base, (SyncVectorEnv, AsyncVectorEnv)) and not base.closed:
+            base.call(method)
+        getattr(self.vector, method)()
+        if self._episodes is not None:
+            getattr(self._episodes.recorder, "flush" if method == "flush" else "close")()
+
+
+def taps_of(env_runner: Any) -> RunnerTaps | None:
+    """The taps that were put into an EnvRunner; `None` where there are none (a local EnvRunner without environments)."""
+    env = env_runner.env
+    while env is not None:
+        if isinstance(env, LedgerVectorEnv):
+            return cast("RunnerTaps | None", getattr(env, "taps", None))
+        env = getattr(env, "env", None)
+    return None
+
+
+def _install(outer: VectorWrapper, settings: Settings) -> Any:
+    """Put the env side into the vector env inside RLlib's ``DictInfoToList``, which must stay outermost, and the vector side around it."""
+    parent = outer
+    while isinstance(parent.env, VectorWrapper):
+        parent = parent.env
+    base = parent.env
+    if isinstance(base, SyncVectorEnv):
+        base.envs = [LedgerEnv(env, None, **settings.options()) for env in base.envs]
+    elif isinstance(base, AsyncVectorEnv):
+        parent.env = _made_again(base, settings)
+    outer.env = LedgerVectorEnv(outer.env, None, **settings.options())
+    return outer.env
+
+
+def _made_again(base: AsyncVectorEnv, settings: Settings) -> AsyncVectorEnv:
+    """The same vector env with ledgers in its subprocesses: there is no other way into them."""
+    makers = [functools.partial(_make, maker, settings) for maker in base.env_fns]
+    made = AsyncVectorEnv(
+        makers,
+        shared_memory=base.shared_memory,
+        copy=base.copy,
+        observation_mode=base.observation_mode,
+        autoreset_mode=base.autoreset_mode,
+    )
+    made.spec = base.spec
+    base.close()
+    return made
+
+
+def _make(maker: Callable[[], gymnasium.Env[Any, Any]], settings: Settings) -> LedgerEnv:
+    return LedgerEnv(maker(), None, **settings.options())
+
+
+class _EpisodeRecorder:
+    """The ``episode`` tap."""
+
+    def __init__(self, env_runner: Any, action_space: gymnasium.Space[Any], actions: SpaceDigest, settings: Settings, n: int) -> None:
+        space, rewritten_by = episode_space(env_runner)
+        self._observations = SpaceDigest(space, settings.digest)
+        self._actions = actions
+        self._sent, action = _as_sent(env_runner, action_space)
+        fields = {"action": action}
+        if rewritten_by:
+            fields["obs"] = {"skip": f"rewritten by {', '.join(rewritten_by)}"}
+        meta = describe(
+            "episode",
+            self._observations,
+            self._actions,
+            [StreamKey(env=env) for env in range(n)],
+            reward_dtype=settings.reward_dtype,
+            digest=settings.digest,
+            columns={"h_sent": "<u8", "h_id": "<u8", "t": "<i8"},
+            fields=fields,
+        )
+        self._n = n
+        self._reward_dtype: str = meta["reward_dtype"]
+        self.recorder = BatchRecorder(None, meta, on_error=settings.on_error)
+
+    def tell(self, place: Place) -> None:
+        keys = [list(place.key._replace(env=env)) for env in range(self._n)]
+        name = f"runner-{place.key.runner}.{place.key.incarnation}-episode.npz"
+        self.recorder.place(Path(str(place.directory)) / name, stream_keys=keys, run=place.run)
+
+    def record(self, episodes: Sequence[SingleAgentEpisode], stream_of: dict[str, int]) -> None:
+        if not self.recorder.recording:
+            return
+        try:
+            for episode in episodes:
+                if len(episode):
+                    self.recorder.append(self._events(episode, stream_of[episode.id_]))
+        except BaseException as error:
+            self.recorder.fail(error)
+
+    def _events(self, episode: SingleAgentEpisode, stream: int) -> npt.NDArray[Any]:
+        """The chunk as events: a reset if the episode begins with it, then its steps."""
+        begins = episode.t_started == 0
+        obs = digests(self._observations, episode.get_observations())
+        actions = episode.get_actions()
+        events = np.zeros(len(episode) + begins, self.recorder.dtype)
+        events["stream"] = stream
+        events["kind"] = STEP
+        events["kind"][:begins] = RESET
+        events["h_obs"] = obs[not begins :]
+        events["h_id"] = identity(episode)
+        events["t"] = np.arange(len(events)) + (episode.t_started + (not begins))
+        steps = events[int(begins) :]
+        steps["h_act"] = digests(self._actions, actions)
+        steps["h_sent"] = digests(self._actions, self._sent(actions))
+        _outcomes(steps, episode, self._reward_dtype)
+        return events
+
+
+def episode_space(env_runner: Any) -> tuple[gymnasium.Space[Any], list[str]]:
+    """The space of the observations in an EnvRunner's episodes, and the names of the connector pieces that may have rewritten them."""
+    pipeline = env_runner._env_to_module
+    names = [] if pipeline is None else [type(piece).__name__ for piece in pipeline.connectors]
+    rewritten_by = [name for name in names if name not in _READ_ONLY]
+    return (pipeline.observation_space if rewritten_by else env_runner.env.single_observation_space), rewritten_by
+
+
+def _as_sent(env_runner: Any, space: gymnasium.Space[Any]) -> tuple[Callable[[Any], Any], dict[str, str]]:
+    """The function that RLlib takes an episode's actions through before it sends them, and what the ledger says about it."""
+    pieces = [] if env_runner._module_to_env is None else env_runner._module_to_env.connectors
+    foreign = [name for piece in pieces if (name := type(piece).__name__) not in _KNOWN_ACTION_PIECES]
+    if foreign:
+        return lambda actions: actions, {"skip": f"changed by {', '.join(foreign)}"}
+    piece = next((piece for piece in pieces if isinstance(piece, NormalizeAndClipActions)), None)
+    struct = get_base_struct_from_space(space)
+    boxes = any(isinstance(part, gymnasium.spaces.Box) for part in tree.flatten(struct))
+    if piece is None or not boxes or not (piece.normalize_actions or piece.clip_actions):
+        return lambda actions: actions, {"column": "h_sent"}
+    apply = unsquash_action if piece.normalize_actions else clip_action
+
+    def sent(actions: Any) -> Any:
+        if isinstance(actions, list):  # of an episode that was not made into arrays
+            return [apply(action, struct) for action in actions]
+        return apply(actions, struct)
+
+    return sent, {"column": "h_sent", "note": f"after RLlib's own {'unsquashing' if piece.normalize_actions else 'clipping'}"}
+
+
+def digests(space: SpaceDigest, batch: Any) -> npt.NDArray[np.uint64]:
+    """The digests of a batch as integers."""
+    return np.frombuffer(b"".join(space.rows(batch)), ">u8").astype(np.uint64)
+
+
+def identity(episode: SingleAgentEpisode) -> int:
+    """The episode's id in 64 bits."""
+    return xxhash.xxh3_64_intdigest(str(episode.id_).encode())
+
+
+def _outcomes(steps: npt.NDArray[Any], episode: SingleAgentEpisode, reward_dtype: str) -> None:
+    """Fill in rewards and flags of all steps of an episode chunk."""
+    steps["h_rew"] = reward_bits(np.asarray(episode.get_rewards(), np.float64), reward_dtype)
+    steps["terminated"][-1:] = episode.is_terminated
+    steps["truncated"][-1:] = episode.is_truncated
+
+
+class LearnerTap(ConnectorV2):
+    """The ``learner`` tap: the first piece of a Learner's connector pipeline, where the sampled episodes arrive untouched.
+
+    Args:
+        run: The run it belongs to.
+        learner: Index of the Learner.
+        observation_space: Of the observations in the episodes.
+        action_space: Of the actions in the episodes.
+        incarnation: Counts the Learners that had this index.
+    """
+
+    def __init__(
+        self, run: Run, learner: int, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], incarnation: int
+    ) -> None:
+        super().__init__()
+        settings = run.settings
+        self._observations = SpaceDigest(observation_space, settings.digest)
+        self._actions = SpaceDigest(action_space, settings.digest)
+        meta = describe(
+            "learner",
+            self._observations,
+            self._actions,
+            [StreamKey(env=learner, incarnation=incarnation)],
+            reward_dtype=settings.reward_dtype,
+            digest=settings.digest,
+            columns={"h_next": "<u8", "h_id": "<u8", "t": "<i8"},
+            each_step_once=run.algorithm in EACH_STEP_ONCE,
+            run=run.id,
+        )
+        self._reward_dtype: str = meta["reward_dtype"]
+        path = Path(run.directory) / f"learner-{learner}.{incarnation}.npz"
+        self.recorder = BatchRecorder(path, meta, on_error=settings.on_error)
+
+    def __call__(self, *, rl_module: Any, batch: Any, episodes: Sequence[Any], **kwargs: Any) -> Any:
+        """Record the transitions of the episodes; the batch goes on as it came."""
+        if self.recorder.recording:
+            try:
+                for episode in episodes:
+                    if len(episode):
+                        self.recorder.append(self._transitions(episode))
+            except BaseException as error:
+                self.recorder.fail(error)
+        return batch
+
+    def _transitions(self, episode: SingleAgentEpisode) -> npt.NDArray[Any]:
+        obs = digests(self._observations, episode.get_observations())
+        steps = np.zeros(len(episode), self.recorder.dtype)
+        steps["kind"] = TRANSITION
+        steps["h_obs"], steps["h_next"] = obs[:-1], obs[1:]
+        steps["h_act"] = digests(self._actions, episode.get_actions())
+        steps["h_id"] = identity(episode)
+        steps["t"] = np.arange(len(episode)) + (episode.t_started + 1)
+        _outcomes(steps, episode, self._reward_dtype)
+        return steps
