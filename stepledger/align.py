@@ -136,10 +136,12 @@ def _trace(furthest: list[dict[int, int]], diagonal: int, x: int, i: int, j: int
     script: list[Edit] = []
     for edits in range(len(furthest) - 1, 0, -1):
         before = furthest[edits - 1]
+        # Of scripts of one length, the one that changes events first: an end that only one side saw changes the step, and then there is
+        # a reset too many or too few. The other way round, the reset would be compared with a step.
         reached = {
-            "changed": before.get(diagonal, -2) + 1,
             "lost": before.get(diagonal + 1, -2) + 1,
             "extra": before.get(diagonal - 1, -2),
+            "changed": before.get(diagonal, -2) + 1,
         }
         kind = max(reached, key=lambda name: reached[name])
         at = reached[kind]
