@@ -3,7 +3,7 @@
     python examples/training_loop.py
     python examples/training_loop.py --fault obs:stale
 
-The fault is made at env 1, between the two ledgers; `ENV_FAULTS` in `faults.py` has the names of all.
+The fault is made at env 1, between the two ledgers. `faults.py` names all faults.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 
 import gymnasium as gym
 import numpy as np
-from faults import ENV_FAULTS, FaultyEnv
+from faults import ENV_FAULTS, Dose, FaultyEnv
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from stepledger import LedgerEnv, LedgerVectorEnv, compare
@@ -20,9 +20,9 @@ from stepledger import LedgerEnv, LedgerVectorEnv, compare
 ENVS, HORIZON, GAMMA, RATE = 8, 256, 0.99, 0.02
 
 
-def make_env(index: int, directory: str, fault: str | None) -> gym.Env:
+def make_env(index: int, directory: str, fault: str | None, rate: float) -> gym.Env:
     env = LedgerEnv(gym.make("CartPole-v1"), directory, index)  # env side: outermost
-    return FaultyEnv(env, fault) if fault and index == 1 else env  # what lies outside of it is the boundary
+    return FaultyEnv(env, fault, Dose(rate)) if fault and index == 1 else env  # what lies outside of it is the boundary
 
 
 def train(envs: VectorEnv, updates: int) -> None:
@@ -56,10 +56,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default="ledger")
     parser.add_argument("--fault", choices=sorted(ENV_FAULTS), metavar="NAME")
+    parser.add_argument("--rate", type=float, default=0.1, help="share of the events that have the fault")
     parser.add_argument("--updates", type=int, default=10)
     options = parser.parse_args()
 
-    envs = SyncVectorEnv([functools.partial(make_env, index, options.directory, options.fault) for index in range(ENVS)])
+    envs = SyncVectorEnv([functools.partial(make_env, index, options.directory, options.fault, options.rate) for index in range(ENVS)])
     envs = LedgerVectorEnv(envs, f"{options.directory}/trainer.npz")  # trainer side: innermost
     train(envs, options.updates)
     envs.close()  # both sides write their ledgers
