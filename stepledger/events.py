@@ -95,12 +95,16 @@ class _Pair:
         a = {name: column[here] for name, column in self.a.items()}
         b = {name: column[there] for name, column in self.b.items()}
         unequal = {name: a[name] != b[name] for name in self.fields}
-        # In next-step mode the trainer takes the event after an end for a reset: an end that only one side saw shows once more there.
-        ends = (a["terminated"] | a["truncated"]) != (b["terminated"] | b["truncated"])
+        # In next-step mode the trainer takes the event after an end for a reset: an end that only one side saw shows once more there, and
+        # if the episode ends right there, once more. What differs for this reason alone is not counted again.
+        ends = _ends(a) != _ends(b)
         after = np.concatenate([[flipped == (edit.first, edit.second)], ends[:-1]])
-        folded = after & unequal["kind"] & ~unequal.get("obs", np.zeros(edit.length, bool))
-        different = np.logical_or.reduce(list(unequal.values())) & ~folded
-        self._count_compared(int((~folded).sum()), {name: int((mask & ~folded).sum()) for name, mask in unequal.items()})
+        follows = after & unequal["kind"] & ~unequal.get("obs", np.zeros(edit.length, bool))
+        for name in ("kind", "action", "reward"):
+            if name in unequal:
+                unequal[name] = unequal[name] & ~follows
+        different = np.logical_or.reduce(list(unequal.values()))
+        self._count_compared(int((~follows | different).sum()), {name: int(mask.sum()) for name, mask in unequal.items()})
         positions = np.flatnonzero(different)
         self.count += len(positions)
         for at in positions[: max(0, KEPT - len(self.kept))].tolist():
@@ -206,6 +210,12 @@ class _Pair:
 
 def _leaf_order(item: tuple[str, Any]) -> int:
     return int(item[0].rsplit("_", 1)[1])
+
+
+def _ends(data: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    """Which events end their episode; a reset does not, whatever flags came with it."""
+    ended: npt.NDArray[np.bool_] = (data["terminated"] | data["truncated"]) & (data["kind"] == STEP)
+    return ended
 
 
 def _tails(first: int, second: int) -> list[Edit]:
