@@ -31,8 +31,10 @@ except ImportError:  # Windows: two recorders of one name are told apart by the 
 
 __all__ = ["Block", "Journal", "Scan", "scan"]
 
-#: How many events of a mapped journal may stay in memory while it is sealed.
-_KEEP_MAPPED = 1 << 18
+#: Bytes of a mapped journal that may stay in memory.
+_KEEP_MAPPED = 1 << 24
+#: Bytes that the system maps at least, around each that is touched.
+_MAPPED_AROUND = 1 << 16
 
 #: Kept values of one leaf for a block's events: rows, or (bytes of all, length of each).
 Values = npt.NDArray[Any] | tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -168,11 +170,30 @@ def free_name(path: Path, why: str) -> Path:
     return path.with_suffix(f".{why}{number}{path.suffix}")
 
 
+class _Mapped:
+    """A file that is mapped, not read: memory stays flat however long it is."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.data = memoryview(self._map)
+        self._touched = 0
+
+    def touched(self, size: int) -> None:
+        """Count bytes that were used, and give their pages back to the system from time to time."""
+        self._touched += max(size, _MAPPED_AROUND)
+        if self._touched > _KEEP_MAPPED:
+            self._touched = 0
+            if hasattr(self._map, "madvise"):
+                self._map.madvise(mmap.MADV_DONTNEED)
+
+
 class _Records:
     """The records of a journal, one after the other, up to the first that is not whole."""
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+    def __init__(self, mapped: _Mapped) -> None:
+        self._mapped = mapped
+        self._data = mapped.data
         self._at = 0
         self._checksum = 0
 
@@ -190,6 +211,7 @@ class _Records:
         if fortran or dtype.hasobject or any(n < 0 for n in shape) or end + 8 > len(self._data):
             return None
         checksum = xxhash.xxh3_64_intdigest(self._data[start:end], self._checksum)
+        self._mapped.touched(end - start)
         if checksum != int.from_bytes(self._data[end : end + 8], "little"):
             return None
         self._at, self._checksum = end + 8, checksum
@@ -209,20 +231,15 @@ class Scan:
         whole: Whether the file ends where the last block does.
     """
 
-    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, mapped: mmap.mmap) -> None:
+    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, mapped: _Mapped) -> None:
         self.meta = meta
         self.blocks = blocks
         self.whole = whole
         self._mapped = mapped
-        self._visited = 0
 
-    def visited(self, events: int) -> None:
-        """Count events that were read, and give their pages back to the system from time to time: memory stays flat."""
-        self._visited += events
-        if self._visited > _KEEP_MAPPED:
-            self._visited = 0
-            if hasattr(self._mapped, "madvise"):
-                self._mapped.madvise(mmap.MADV_DONTNEED)
+    def touched(self, part: npt.NDArray[Any]) -> None:
+        """Say that a part of a block was used and is not needed any more."""
+        self._mapped.touched(len(part) * part.strides[0])
 
 
 def scan(path: Path) -> Scan:
@@ -234,9 +251,8 @@ def scan(path: Path) -> Scan:
     """
     if path.stat().st_size == 0:
         raise LedgerError(f"{path} is empty, its recorder was stopped before it could write: delete it, or record again.")
-    with open(path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    records = _Records(memoryview(mapped))
+    mapped = _Mapped(path)
+    records = _Records(mapped)
     try:
         first = records.next()
         meta = checked_meta(json.loads(first.tobytes()))  # type: ignore[union-attr]
@@ -298,7 +314,10 @@ def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
     blocks = journal.blocks
     n_streams = len(meta["stream_keys"])
     # cuts[b][s] is where stream s begins in block b: a block is ordered by stream.
-    cuts = [np.searchsorted(block.events["stream"], np.arange(n_streams + 1)) for block in blocks]
+    cuts = []
+    for block in blocks:
+        cuts.append(np.searchsorted(block.events["stream"], np.arange(n_streams + 1)))
+        journal.touched(block.events)
     lengths = [sum(int(cut[s + 1] - cut[s]) for cut in cuts) for s in range(n_streams)]
     total = sum(lengths)
 
@@ -306,16 +325,20 @@ def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
         for block, cut in zip(blocks, cuts):
             if cut[s + 1] > cut[s]:
                 yield block, slice(int(cut[s]), int(cut[s + 1]))
-                journal.visited(int(cut[s + 1] - cut[s]))
+
+    def used(part: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+        yield part
+        journal.touched(part)
 
     def column(name: str) -> Iterator[npt.NDArray[Any]]:
-        return (block.events[name][where] for s in range(n_streams) for block, where in pieces(s))
+        return (part for s in range(n_streams) for block, where in pieces(s) for part in used(block.events[name][where]))
 
     def counters(which: int) -> Iterator[npt.NDArray[np.int64]]:
         for s in range(n_streams):
             counter = EpisodeCounter()
             for block, where in pieces(s):
-                yield counter.count(block.events["kind"][where])[which]
+                for kind in used(block.events["kind"][where]):
+                    yield counter.count(kind)[which]
 
     _write(archive, "meta", np.array(json.dumps(meta)))
     _write(archive, "stream_index", np.array([key[1] for key in meta["stream_keys"]], np.int64))
@@ -327,19 +350,27 @@ def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
     for which, name in enumerate(("episode", "step")):
         _stream(archive, name, np.dtype(np.int64), (total,), counters(which), zipfile.ZIP_DEFLATED)
     for index, (name, layout) in enumerate(layouts_of(meta)):
-        _write_values(archive, name, layout, index, total, lambda: (piece for s in range(n_streams) for piece in pieces(s)))
+        _write_values(archive, name, layout, index, total, lambda: (piece for s in range(n_streams) for piece in pieces(s)), used)
 
 
 def _write_values(
-    archive: zipfile.ZipFile, name: str, layout: Layout, index: int, total: int, pieces: Callable[[], Iterator[tuple[Block, slice]]]
+    archive: zipfile.ZipFile,
+    name: str,
+    layout: Layout,
+    index: int,
+    total: int,
+    pieces: Callable[[], Iterator[tuple[Block, slice]]],
+    used: Callable[[npt.NDArray[Any]], Iterator[npt.NDArray[Any]]],
 ) -> None:
     if layout is not None:
-        rows = (block.values[index][where] for block, where in pieces())
+        rows = (rows for block, where in pieces() for rows in used(block.values[index][where]))
         _stream(archive, name, layout[0], (total, *layout[1]), rows, zipfile.ZIP_DEFLATED)
         return
     texts = [(*block.values[index], where) for block, where in pieces()]
     offsets = np.cumsum([0, *np.concatenate([lengths[where] for _, lengths, where in texts] or [[]])], dtype=np.int64)
-    data = (text[int(lengths[: where.start].sum()) : int(lengths[: where.stop].sum())] for text, lengths, where in texts)
+    data = (
+        part for text, lengths, where in texts for part in used(text[int(lengths[: where.start].sum()) : int(lengths[: where.stop].sum())])
+    )
     _stream(archive, name, np.dtype(np.uint8), (int(offsets[-1]),), data, zipfile.ZIP_DEFLATED)
     _write(archive, f"{name}_offsets", offsets)
 
