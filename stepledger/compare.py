@@ -104,7 +104,7 @@ def _without_conflicts(ledgers: Sequence[Ledger]) -> list[Ledger]:
         if other is None:
             kept.append(ledger)
         elif other == "" or other in ids:
-            what = "ledger" if other == "" else str(ids[other].path)
+            what = "another ledger" if other == "" else str(ids[other].path)
             raise LedgerError(
                 f"{ledger.path} and {what} were recorded at the same time under one name: give each environment an index, and each vector "
                 "env a path, of its own, and record again."

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
-from .recorder import RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, OnError, Recorder, describe
+from .recorder import RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, OnError, Recorder, check_on_error, describe
 
 __all__ = ["LedgerEnv"]
 
@@ -62,6 +62,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._given = index is not None
         self._place = Place(None, StreamKey(env=int(index or 0))) if self._given else None
         self._options: dict[str, Any] = {"reward_dtype": reward_dtype, "keep_values": bool(keep_values), "digest": digest}
+        check_on_error(on_error)
         self._on_error = on_error
         self._prepare()
 

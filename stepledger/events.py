@@ -56,6 +56,7 @@ class _Pair:
             self.notes["truncated"] = "where terminated is not set, as Stable-Baselines3 delivers it"
         self.kept: list[Difference] = []
         self.count = 0
+        self.unknown = ""
 
     def compare(self) -> list[Difference]:
         tally, n = self.tally, min(len(self.first), len(self.second))
@@ -72,6 +73,11 @@ class _Pair:
             else:
                 self._unmatched(edit, flipped)
                 flipped = None
+        for ledger, tap in zip((self.first_ledger, self.second_ledger), tally.name.split(" -> ")):
+            if ledger.open_end and not self.unknown:
+                self.unknown = f"what came after its last event can't be compared, because the ledger of the tap {tap!r} has no end"
+        if self.unknown:
+            tally.unknown.append(f"{stream_name(self.first.key)}: {self.unknown}")
         tally.differences += self.count
         tally.streams_different += self.count > 0
         return self.kept
@@ -120,29 +126,41 @@ class _Pair:
             # In same-step mode an end that only one side saw brings a reset that only that side has.
             edit = edit._replace(first=edit.first + lost, second=edit.second + (not lost), length=edit.length - 1)
             begin, length = begin + 1, length - 1
-        if not length or self._at_open_end(edit) or self._cut_off(edit):
+        if not length or self._at_open_end(edit) or self._cut_off(edit) or self._still_to_come(edit):
             return
         self.count += 1
         if len(self.kept) < KEPT:
             self.kept.append(self._difference(edit.kind, ("event",), edit.first, edit.second, length))
 
-    def _at_open_end(self, edit: Edit) -> bool:
-        """Whether these events are the end of a stream whose other side may have lost its own end."""
+    def _shorter(self, edit: Edit) -> tuple[Ledger, str] | None:
+        """If these events are the end of a stream: the ledger of the other side, which lacks them, and its tap."""
         lost = edit.kind == "lost"
         if edit.first + (edit.length if lost else 0) < len(self.first) or edit.second + (0 if lost else edit.length) < len(self.second):
+            return None
+        taps = self.tally.name.split(" -> ")
+        return (self.second_ledger, taps[1]) if lost else (self.first_ledger, taps[0])
+
+    def _at_open_end(self, edit: Edit) -> bool:
+        """Whether these events are the end of a stream whose other side may have lost its own end."""
+        if (shorter := self._shorter(edit)) is None:
             return False
-        shorter, taps = (self.second_ledger, 1) if lost else (self.first_ledger, 0)
-        tap = self.tally.name.split(" -> ")[taps]
-        events = f"{edit.length:,} event{'s' if edit.length > 1 else ''}"
-        if shorter.open_end:
-            self.tally.unknown.append(
-                f"{stream_name(self.first.key)}: the last {events} can't be compared, because the ledger of the tap {tap!r} has no end"
-            )
+        ledger, tap = shorter
+        if ledger.open_end:
+            self.unknown = f"the last {_events(edit.length)} can't be compared, because the ledger of the tap {tap!r} has no end"
             return True
-        if edit.length == 1 and shorter.meta.get("in_flight"):
+        if edit.length == 1 and ledger.meta.get("in_flight"):
             self.tally.notes.append(f"{stream_name(self.first.key)}: its last event was still under way when the tap {tap!r} was closed")
             return True
         return False
+
+    def _still_to_come(self, edit: Edit) -> bool:
+        """Whether these events are the end of a stream whose other side was written by ``flush()``, and is still recording."""
+        if (shorter := self._shorter(edit)) is None or shorter[0].meta.get("closed"):
+            return False
+        self.unknown = (
+            f"the last {_events(edit.length)} can't be compared, because the tap {shorter[1]!r} was flushed before, and not closed"
+        )
+        return True
 
     def _cut_off(self, edit: Edit) -> bool:
         """Whether these are episodes that a sampler's forced reset cut off: none of them ended, and a reset follows, or nothing.
@@ -206,6 +224,10 @@ class _Pair:
         which = {"obs": "values_obs_", "action": "values_act_"}[name]
         leaves = [column[i] for leaf, column in sorted(stream.values.items(), key=_leaf_order) if leaf.startswith(which)]
         return ", ".join(leaf if isinstance(leaf, str) else np.array2string(leaf, separator=", ", threshold=64) for leaf in leaves)
+
+
+def _events(number: int) -> str:
+    return f"{number:,} event{'s' if number > 1 else ''}"
 
 
 def _leaf_order(item: tuple[str, Any]) -> int:

@@ -83,7 +83,11 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._open()
         self._checksum = 0
-        self._append(np.frombuffer(json.dumps(meta).encode(), np.uint8))
+        try:
+            self._append(np.frombuffer(json.dumps(meta).encode(), np.uint8))
+        except BaseException:
+            self.remove()  # it holds nothing
+            raise
 
     def _open(self) -> IO[bytes]:
         while True:

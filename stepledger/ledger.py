@@ -128,7 +128,8 @@ def read(path: str | os.PathLike[str]) -> Ledger:
         if sum(len(block.events) for block in later.blocks) > flushed.events:
             return _from_journal(journal, later)
         # What a recorder that was killed had not written yet is lost; a living one has flushed and goes on.
-        return flushed if is_locked(journal) else replace(flushed, open_end=True)
+        # One that has closed may have been killed before it could remove the journal.
+        return flushed if flushed.meta.get("closed") or is_locked(journal) else replace(flushed, open_end=True)
     except FileNotFoundError:
         raise LedgerError(f"{path} is not there: name a file that was recorded.") from None
     except OSError as error:
@@ -265,12 +266,16 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def find(directory: Path) -> list[Path]:
-    """The names (``*.npz``) of the ledgers in a directory and below it, without recordings that were set aside (``env-0.old1.npz``)."""
+    """The names (``*.npz``) of the ledgers in a directory and below it.
+
+    Recordings that were set aside are left out: ``env-0.old1.npz``, and what lies in a directory ``old1``.
+    """
     names = {path.with_suffix(SEALED) for suffix in (SEALED, JOURNAL) for path in directory.rglob(f"*{suffix}")}
-    return sorted((name for name in names if not _SET_ASIDE.search(name.stem)), key=_natural)
+    aside = [any(_SET_ASIDE.search(part) for part in name.relative_to(directory).with_suffix("").parts) for name in names]
+    return sorted((name for name, left_out in zip(names, aside) if not left_out), key=_natural)
 
 
-_SET_ASIDE = re.compile(r"\.old\d+$")
+_SET_ASIDE = re.compile(r"(^|\.)old\d+$")
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

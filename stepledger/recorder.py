@@ -8,8 +8,10 @@ which they call at the first event and then after as many slots as it said the l
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.metadata
 import math
+import multiprocessing.util
 import os
 import time
 import uuid
@@ -29,7 +31,18 @@ from .errors import LedgerError
 from .format import FORMAT, JOURNAL, RESET, REWARD_BITS, Meta, StreamKey, event_dtype
 from .journal import Block, Journal, NameTakenError, Values, free_name, layouts_of, scan
 
-__all__ = ["ABSENT", "RESET_FLAG", "STEP_FLAG", "TERMINATED_FLAG", "TRUNCATED_FLAG", "BatchRecorder", "OnError", "Recorder", "describe"]
+__all__ = [
+    "ABSENT",
+    "RESET_FLAG",
+    "STEP_FLAG",
+    "TERMINATED_FLAG",
+    "TRUNCATED_FLAG",
+    "BatchRecorder",
+    "OnError",
+    "Recorder",
+    "check_on_error",
+    "describe",
+]
 
 OnError = Literal["warn", "raise"]
 
@@ -63,7 +76,10 @@ def describe(
     Raises:
         LedgerError: The reward dtype can't be recorded.
     """
-    dtype = np.dtype(reward_dtype)
+    try:
+        dtype = np.dtype(reward_dtype)
+    except TypeError:
+        raise LedgerError(f"reward_dtype {reward_dtype!r} is no dtype: use np.float32 or np.float64.") from None
     if dtype.str not in REWARD_BITS:
         raise LedgerError(f"reward_dtype {dtype} can't be recorded: use np.float32 or np.float64.")
     keep = {"obs": observations, "act": actions} if keep_values else {}
@@ -99,6 +115,16 @@ def _versions() -> dict[str, str]:
     return {"stepledger": own, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
 
 
+def check_on_error(on_error: str) -> None:
+    """Refuse what is neither ``"warn"`` nor ``"raise"``.
+
+    Raises:
+        LedgerError: It is neither.
+    """
+    if on_error not in ("warn", "raise"):
+        raise LedgerError(f"on_error={on_error!r} is unknown: use 'warn' or 'raise'.")
+
+
 class _Recording:
     """The life of one ledger: opened at its first event, written block by block, sealed at the end, abandoned in a fork.
 
@@ -113,8 +139,7 @@ class _Recording:
     """
 
     def __init__(self, path: Path | None, meta: Meta, *, on_error: OnError = "warn") -> None:
-        if on_error not in ("warn", "raise"):
-            raise LedgerError(f"on_error={on_error!r} is unknown: use 'warn' or 'raise'.")
+        check_on_error(on_error)
         self.path = None if path is None else path.absolute()
         self.recording = True
         self.in_flight = False
@@ -172,13 +197,16 @@ class _Recording:
         self._pid = os.getpid()
         self._written = time.monotonic()
         _alive.add(self)
+        if multiprocessing.parent_process() is not None:  # such a process leaves past what atexit holds
+            multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
 
     def _write(self) -> None:
         """Append the open block to the journal."""
         assert self._journal is not None
-        if self._pending():
-            self._journal.append(self._open_block())
-        self._clear()
+        block = self._open_block() if self._pending() else None
+        self._clear()  # first: an interrupt while it is being written must not make it be written again
+        if block is not None:
+            self._journal.append(block)
         self._written = time.monotonic()
 
     def flush(self) -> None:
@@ -216,13 +244,16 @@ class _Recording:
             self.recording = False
             _alive.discard(self)
             reason = f"{type(error).__name__}: {error}"
-            journal, self._journal = self._journal, None
+            journal = self._journal
             if journal is not None and self._pid == os.getpid():
+                with contextlib.suppress(Exception):  # what made recording fail may be in the open block, or keep it from being written
+                    self._write()
                 try:
                     journal.seal(stopped=reason)
                     journal.remove()
                 except Exception:  # no room for the mark either: the journal itself says that it was not closed
                     journal.close()
+            self._journal = None
             self._clear()
             if not self._raise and isinstance(error, Exception):
                 _warn(f"recording to {self.path} stopped, training goes on: {reason}")
@@ -325,8 +356,9 @@ class Recorder(_Recording):
     def _open_block(self) -> Block:
         """The buffers as a block."""
         n = self._n
-        rows = len(self.flags) // n
-        flags = np.frombuffer(bytes(self.flags), np.uint8).reshape(rows, n)
+        # Whole rows: an error may have come in the middle of one.
+        rows = min(map(len, (self.flags, self.h_obs, self.h_act, self.reward, *self.values))) // n
+        flags = np.frombuffer(bytes(self.flags[: rows * n]), np.uint8).reshape(rows, n)
         if self._autoreset:
             flags = self._mark_autoresets(flags)
         # From rows to streams; within a stream the order of the rows stays.
@@ -338,8 +370,8 @@ class Recorder(_Recording):
         events["terminated"] = flags & TERMINATED_FLAG
         events["truncated"] = flags & TRUNCATED_FLAG
         for name, digests in (("h_obs", self.h_obs), ("h_act", self.h_act)):
-            events[name] = np.frombuffer(b"".join(digests), ">u8").reshape(rows, n).T.ravel()[order]
-        rewards = np.array(self.reward).reshape(rows, n).T.ravel()[order]
+            events[name] = np.frombuffer(b"".join(digests[: rows * n]), ">u8").reshape(rows, n).T.ravel()[order]
+        rewards = np.array(self.reward[: rows * n]).reshape(rows, n).T.ravel()[order]
         events["h_rew"] = reward_bits(rewards, self._meta["reward_dtype"])
         # The action sent for a reset step is ignored by the vector env, its reward is no event; its flags would be a fault.
         reset = events["kind"] == RESET
@@ -433,11 +465,15 @@ def _bytes_of(layout: list[Any] | None) -> int:
 
 
 def _identity(path: Path) -> str:
-    """The id of the ledger that is being recorded under this name; empty if its meta isn't written yet."""
-    try:
-        return str(scan(path.with_suffix(JOURNAL)).meta["id"])
-    except (LedgerError, OSError):
-        return ""
+    """The id of the ledger that is being recorded under this name; empty if it has ended."""
+    for _ in range(100):
+        try:
+            return str(scan(path.with_suffix(JOURNAL)).meta["id"])
+        except FileNotFoundError:
+            break
+        except (LedgerError, OSError):  # it was opened, but not written to yet
+            time.sleep(0.01)
+    return ""
 
 
 def _warn(message: str) -> None:

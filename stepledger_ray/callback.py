@@ -16,7 +16,7 @@ from ray.rllib.utils import force_list
 from stepledger.errors import LedgerError
 from stepledger.recorder import OnError
 
-from .gather import Job
+from .gather import Job, check_config
 from .run import Settings
 from .taps import RunnerTaps
 
@@ -120,7 +120,11 @@ def attach(
 
     Returns:
         The config.
+
+    Raises:
+        LedgerError: The config is on the old API stack, or has several agents.
     """
+    check_config(config)
     callback = functools.partial(
         LedgerCallback,
         os.path.abspath(directory),

@@ -42,14 +42,7 @@ class Job:
     """
 
     def __init__(self, algorithm: Any, directory: str, settings: Settings) -> None:
-        config = algorithm.config
-        if not (config.enable_env_runner_and_connector_v2 and config.enable_rl_module_and_learner):
-            raise LedgerError(
-                "stepledger_ray records RLlib's new API stack only: remove config.api_stack(...False), or record with "
-                "stepledger.LedgerEnv and LedgerVectorEnv in your environment."
-            )
-        if config.is_multi_agent:
-            raise LedgerError("stepledger_ray records one agent per environment so far: use it with a single-agent config.")
+        check_config(algorithm.config)
         self._algorithm = weakref.proxy(algorithm)
         self.run = Run.begin(directory, algorithm, settings)
         self._incarnations: dict[int, int] = {}
@@ -149,6 +142,21 @@ class Job:
             logger.warning("stepledger: the ledgers in %s could not be gathered: %r", self.run.directory, error)
         finally:
             self._ended = True
+
+
+def check_config(config: Any) -> None:
+    """Refuse a config whose algorithm can't be recorded.
+
+    Raises:
+        LedgerError: It is on the old API stack, or has several agents.
+    """
+    if not (config.enable_env_runner_and_connector_v2 and config.enable_rl_module_and_learner):
+        raise LedgerError(
+            "stepledger_ray records RLlib's new API stack only: remove config.api_stack(...) from the script, or record with "
+            "stepledger.LedgerEnv and stepledger.LedgerVectorEnv there."
+        )
+    if config.is_multi_agent:
+        raise LedgerError("stepledger_ray records one agent per environment so far: use it with a single-agent config.")
 
 
 def _end_at_exit(reference: weakref.ref[Job]) -> None:

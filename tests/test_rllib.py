@@ -1,0 +1,418 @@
+"""RLlib: the callback alone records every tap, changes nothing, and finds what is wrong at the right hop."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from faults import Dose, FaultyEnv, FaultyVectorEnv, read_log  # noqa: E402
+from ray.rllib.algorithms.ppo import PPO, PPOConfig  # noqa: E402
+from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
+
+from stepledger import Comparison, LedgerError, compare  # noqa: E402
+from stepledger.cli import main  # noqa: E402
+from stepledger_ray import LedgerCallback, attach, finish  # noqa: E402
+
+pytestmark = pytest.mark.ray
+
+
+class Walk(gym.Env):
+    """Random observations and rewards; episodes of 4 to 12 steps that terminate, are truncated, or both."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        self.action_space = gym.spaces.Box(-2, 3, (2,), np.float32) if (config or {}).get("box", True) else gym.spaces.Discrete(5)
+        self._left = self._ends = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = int(self.np_random.integers(4, 12))
+        return self.np_random.standard_normal(3).astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        end = [(True, False), (False, True), (True, True)][self._ends % 3] if self._left == 0 else (False, False)
+        if self._left <= 0:
+            self._ends += self._left == 0
+            self._left = int(self.np_random.integers(4, 12)) if self._left < 0 else 0
+        return self.np_random.standard_normal(3).astype(np.float32), float(self.np_random.normal()), *end, {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster():
+    # The workers import this module and the faults by name.
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples")])
+    environment = {"env_vars": {"PYTHONPATH": paths}}
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error", runtime_env=environment)
+    yield
+    ray.shutdown()
+
+
+def config(runners: int = 0, envs: int = 2, mode: str = "sync", env: Any = Walk, **env_config: Any) -> PPOConfig:
+    return (
+        PPOConfig()
+        .environment(env, env_config=env_config)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=envs, gym_env_vectorize_mode=mode)
+        .training(train_batch_size=240, minibatch_size=120, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(seed=0)
+    )
+
+
+def train(one: PPOConfig, iterations: int = 2) -> Any:
+    algorithm = one.build_algo()
+    try:
+        for _ in range(iterations):
+            algorithm.train()
+    finally:
+        algorithm.stop()
+    return algorithm
+
+
+def record(directory: Path, one: PPOConfig, iterations: int = 2) -> Comparison:
+    train(attach(one, directory), iterations)
+    return compare(directory)
+
+
+def hop(result: Comparison, name: str) -> Any:
+    return next(one for one in result.hops if one.name == name)
+
+
+SAMPLED = ("env_runners", "num_env_steps_sampled_lifetime")
+HOPS = ["env -> vector", "vector -> episode", "episode -> learner"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("runners", [0, 1, 2])
+def test_a_clean_run_is_equal_and_complete_at_every_hop(tmp_path, runners, mode, capsys):
+    one = config(runners, mode=mode).callbacks(functools.partial(LedgerCallback, str(tmp_path / "run")))
+    algorithm = one.build_algo()
+    for _ in range(2):
+        algorithm.train()
+    before = finish(algorithm)
+    sampled_before = algorithm.metrics.peek(SAMPLED)
+    algorithm.train()
+    algorithm.stop()
+    result = compare(tmp_path / "run")
+    for comparison in (before, result):
+        assert comparison.equal
+        assert comparison.complete
+        assert [one.name for one in comparison.hops] == HOPS
+        assert all(one.streams == 2 * max(1, runners) for one in comparison.hops)
+        assert all(field.status == "equal" for one in comparison.hops for field in one.fields.values())
+    assert hop(result, "episode -> learner").events == algorithm.metrics.peek(SAMPLED)
+    assert hop(before, "episode -> learner").events == sampled_before
+    assert not list((tmp_path / "run").glob("*.journal"))
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["equal"] is True
+    assert str(result) in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(("runners", "mode", "box"), [(0, "sync", True), (0, "async", False), (1, "sync", False), (1, "async", True)])
+def test_weights_are_the_same_bit_for_bit_with_and_without_ledgers(tmp_path, runners, mode, box):
+    def weights(one: PPOConfig) -> dict[str, Any]:
+        algorithm = one.build_algo()
+        for _ in range(2):
+            algorithm.train()
+        found = algorithm.learner_group.get_state()["learner"]["rl_module"]["default_policy"]
+        algorithm.stop()
+        return found
+
+    plain = weights(config(runners, mode=mode, box=box))
+    recorded = weights(attach(config(runners, mode=mode, box=box), tmp_path))
+    assert plain.keys() == recorded.keys()
+    assert all(np.array_equal(plain[name], recorded[name]) for name in plain)
+    assert compare(tmp_path).exit_status == 0
+
+
+#: One fault for each environment of two EnvRunners with three each.
+IN_ENVS = [
+    ["obs:f16", "obs:stale", "reward:scale", "action:zero", "terminated:spurious", "truncated:drop"],
+    ["terminated:as_truncated", "step:lost", "step:repeated", "step:filled", "reset:hidden", "reset:lost"],
+    ["reward:nan", "both:as_terminated", "obs:zero", "reset:extra", "truncated:as_terminated", "terminated:drop"],
+]
+
+
+class EnvFaults(RLlibCallback):
+    """Puts a fault outside the ledger of each environment; listed behind LedgerCallback."""
+
+    def __init__(self, faults: list[str], log: str) -> None:
+        self.faults, self.log = faults, log
+
+    def on_environment_created(self, *, env_runner: Any, env: Any, **kwargs: Any) -> None:
+        first = 3 * (env_runner.worker_index - 1)
+        envs = env_runner.env.unwrapped.envs
+        for index in range(3):
+            log = f"{self.log}-{first + index}"
+            fault = self.faults[first + index]
+            # One event in eight is the end of an episode, and one in three ends is of each kind.
+            at = 1 if fault.startswith(("terminated", "truncated", "both", "reset:extra")) else 7 + index
+            envs[index] = FaultyEnv(envs[index], fault, Dose(at=at), index=index, log=log)
+
+
+@pytest.mark.parametrize("faults", IN_ENVS, ids=["values", "sequences", "ends"])
+def test_faults_in_environments_are_found_where_they_were_made(tmp_path, faults):
+    one = attach(config(2, envs=3), tmp_path)
+    one.callbacks([*one.callbacks_class, functools.partial(EnvFaults, faults, str(tmp_path / "log"))])
+    train(one, iterations=3)
+    result = compare(tmp_path)
+    for env, fault in enumerate(faults):
+        (made,) = read_log(tmp_path / f"log-{env}")
+        found = [one for one in result.differences if (one.runner, one.env) == (1 + env // 3, env % 3)]
+        assert [(one.hop, one.episode, one.step, one.fields, one.kind) for one in found] == [
+            (HOPS[0], made.episode, made.step, made.fields, made.kind)
+        ], fault
+    assert hop(result, HOPS[1]).differences == hop(result, HOPS[2]).differences == 0
+
+
+class VectorFault(RLlibCallback):
+    """Puts a fault between the vector env and its ledger; listed in front of LedgerCallback."""
+
+    def __init__(self, fault: str, log: str) -> None:
+        self.fault, self.log = fault, log
+
+    def on_environment_created(self, *, env_runner: Any, **kwargs: Any) -> None:
+        env_runner.env.env = FaultyVectorEnv(env_runner.env.env, self.fault, Dose(at=20), log=self.log)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("fault", ["obs:swap", "reward:swap", "streams:swapped"])
+def test_faults_of_a_vector_env_are_found_where_they_were_made(tmp_path, fault, mode):
+    one = config(mode=mode).callbacks([functools.partial(VectorFault, fault, str(tmp_path / "log"))])
+    result = record(tmp_path / "run", one)
+    made = read_log(tmp_path / "log")
+    assert made
+    first = {one.env: one for one in reversed(result.differences)}
+    for place in made:
+        found = first[place.env]
+        assert (found.hop, found.episode, found.step) == (HOPS[0], place.episode, place.step)
+        assert set(place.fields) <= set(found.fields)
+    if fault != "streams:swapped":
+        assert len(result.differences) == len(made)
+
+
+class Sampler(RLlibCallback):
+    """Changes what leaves the sampler, at its second call: in front of LedgerCallback it is the vector hop's, behind it the learner's."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault, self.calls = fault, 0
+
+    def on_sample_end(self, *, samples: list[Any], **kwargs: Any) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            getattr(self, self.fault)(samples)
+
+    def reward(self, samples: list[Any]) -> None:
+        samples[0].rewards.data[samples[0].rewards.lookback + 1] += 1
+
+    def observation(self, samples: list[Any]) -> None:
+        samples[0].observations.data[samples[0].observations.lookback + 2] = 0
+
+    def dropped(self, samples: list[Any]) -> None:
+        del samples[1]
+
+    def repeated(self, samples: list[Any]) -> None:
+        samples.append(copy.deepcopy(samples[1]))
+
+    def termination(self, samples: list[Any]) -> None:
+        one = next(one for one in samples if one.is_terminated and not one.is_truncated)
+        one.is_terminated, one.is_truncated = False, True
+
+    def never_sampled(self, samples: list[Any]) -> None:
+        samples[1].id_ = "somebody else's"
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "kinds"),
+    [
+        ("reward", {"reward"}, {"changed"}),
+        ("observation", {"obs", "next_obs"}, {"changed"}),
+        ("dropped", {"event"}, {"lost"}),
+        ("repeated", {"event"}, {"extra"}),
+        ("termination", {"terminated", "truncated"}, {"changed"}),
+        ("never_sampled", {"event"}, {"extra", "lost"}),
+    ],
+)
+def test_faults_between_sampler_and_learner_are_found_at_that_hop(tmp_path, fault, fields, kinds):
+    one = attach(config(), tmp_path)
+    one.callbacks([*one.callbacks_class, functools.partial(Sampler, fault)])
+    train(one)
+    result = compare(tmp_path)
+    assert {one.hop for one in result.differences} == {HOPS[2]}
+    assert {field for one in result.differences for field in one.fields} == fields
+    assert {one.kind for one in result.differences} == kinds
+    assert hop(result, HOPS[0]).differences == hop(result, HOPS[1]).differences == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "kinds"),
+    [("reward", {"reward"}, {"changed"}), ("observation", {"obs"}, {"changed"}), ("dropped", {"event"}, {"lost"})],
+)
+def test_faults_between_vector_env_and_sampler_are_found_at_that_hop(tmp_path, fault, fields, kinds):
+    result = record(tmp_path, config().callbacks([functools.partial(Sampler, fault)]))
+    assert {one.hop for one in result.differences} == {HOPS[1]}
+    assert {field for one in result.differences for field in one.fields} == fields
+    assert {one.kind for one in result.differences} == kinds
+
+
+@pytest.mark.parametrize(("normalize", "clip"), [(True, False), (False, True), (False, False)])
+def test_actions_are_compared_after_what_rllib_does_to_them(tmp_path, normalize, clip):
+    result = record(tmp_path, config().env_runners(num_envs_per_env_runner=2).environment(normalize_actions=normalize, clip_actions=clip))
+    assert result.exit_status == 0
+    action = hop(result, HOPS[1]).fields["action"]
+    assert action.status == "equal"
+    assert action.compared > 240
+    assert bool(action.note) == (normalize or clip)
+
+
+def test_rewritten_observations_are_said_to_be_not_compared_and_still_followed_to_the_learner(tmp_path):
+    from ray.rllib.connectors.env_to_module import MeanStdFilter
+
+    result = record(tmp_path, config().env_runners(env_to_module_connector=lambda *args, **kwargs: MeanStdFilter()))
+    rewritten = hop(result, HOPS[1]).fields["obs"]
+    assert (rewritten.status, rewritten.compared) == ("not compared", 0)
+    assert "MeanStdFilter" in rewritten.note
+    assert hop(result, HOPS[2]).fields["obs"].status == "equal"
+    assert result.exit_status == 0
+
+
+def test_whole_episodes_that_a_forced_reset_cuts_off_are_no_difference(tmp_path):
+    result = record(tmp_path, config().env_runners(batch_mode="complete_episodes"))
+    assert result.exit_status == 0
+    assert any("cut off" in note for note in hop(result, HOPS[1]).notes)
+
+
+def test_evaluation_runners_leave_the_training_run_alone(tmp_path):
+    result = record(tmp_path, config().evaluation(evaluation_interval=1, evaluation_duration=2, evaluation_num_env_runners=1))
+    assert result.exit_status == 0
+    assert hop(result, HOPS[0]).streams == 2
+
+
+class Counting(RLlibCallback):
+    """Somebody's own callback."""
+
+    created = 0
+
+    def on_environment_created(self, **kwargs: Any) -> None:
+        type(self).created += 1
+
+
+def test_attach_adds_to_the_callbacks_that_are_there(tmp_path):
+    Counting.created = 0
+    result = record(tmp_path, config().callbacks(Counting))
+    assert Counting.created
+    assert result.exit_status == 0
+
+
+def test_an_earlier_run_in_the_directory_is_kept_aside(tmp_path):
+    first = record(tmp_path, config(), iterations=1)
+    second = record(tmp_path, config(), iterations=2)
+    assert second.events > first.events
+    assert compare(tmp_path / "old1").events == first.events
+
+
+def test_the_old_api_stack_is_refused_in_one_sentence(tmp_path):
+    one = config(env="CartPole-v1").api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+    one.callbacks(functools.partial(LedgerCallback, str(tmp_path)))
+    with pytest.raises(LedgerError, match="new API stack"):
+        one.build_algo()
+    with pytest.raises(LedgerError, match="new API stack"):
+        attach(one, tmp_path)
+
+
+class Strange(gym.Space):
+    """A space that is not one of Gymnasium's."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return 0
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+
+class StrangeEnv(Walk):
+    observation_space = Strange((), np.float32)
+
+
+def test_a_space_that_cannot_be_recorded_is_refused_before_training(tmp_path):
+    with pytest.raises((LedgerError, ValueError, NotImplementedError)):
+        attach(config(env=StrangeEnv), tmp_path).build_algo()
+
+
+def test_finish_without_a_callback_says_what_to_add():
+    algorithm = config().build_algo()
+    try:
+        with pytest.raises(LedgerError, match="attach"):
+            finish(algorithm)
+    finally:
+        algorithm.stop()
+
+
+def test_what_the_callback_hooks_is_put_back(tmp_path):
+    algorithm = train(attach(config(), tmp_path), 1)
+    assert "cleanup" not in vars(algorithm)
+    assert algorithm.cleanup.__func__ is PPO.cleanup
+
+
+SCRIPT = """
+import functools, sys, time
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+from stepledger_ray import LedgerCallback
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+config = (PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=1, num_envs_per_env_runner=2)
+          .training(train_batch_size=400, minibatch_size=200, num_epochs=1).callbacks(functools.partial(LedgerCallback, "run")))
+algorithm = config.build_algo()
+algorithm.train()
+"""
+
+
+def test_a_script_that_never_stops_its_algorithm_is_compared_at_its_end(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "no difference" in done.stdout
+    assert compare(tmp_path / "run").exit_status == 0
+
+
+def test_a_driver_that_is_killed_leaves_what_can_be_compared_as_far_as_it_goes(tmp_path):
+    script = SCRIPT + textwrap.dedent(
+        """
+        for _ in range(200):
+            algorithm.train()
+            print("trained", flush=True)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        while "trained" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(6)  # so that blocks were flushed by time
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for _ in range(100):  # the workers notice that their driver is gone, and die too
+        if not subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:
+            break
+        time.sleep(0.1)
+    result = compare(tmp_path / "run")
+    assert result.equal
+    assert not result.complete
+    assert result.exit_status == 3
+    assert main(["compare", str(tmp_path / "run")]) == 3
