@@ -193,7 +193,9 @@ class _Recording:
                 raise
             _warn(f"{error} What is recorded here goes to another file, and comparing the two will be refused.")
             self._meta = {**self._meta, "conflicts_with": _identity(path)}
-            self._journal = Journal(free_name(path, "conflict"), self._meta)
+            while self._journal is None:
+                with contextlib.suppress(NameTakenError):  # by a third one, between the two calls
+                    self._journal = Journal(free_name(path, "conflict"), self._meta)
         self._pid = os.getpid()
         self._written = time.monotonic()
         _alive.add(self)
@@ -357,7 +359,7 @@ class Recorder(_Recording):
         """The buffers as a block."""
         n = self._n
         # Whole rows: an error may have come in the middle of one.
-        rows = min(map(len, (self.flags, self.h_obs, self.h_act, self.reward, *self.values))) // n
+        rows = min(len(self.flags), len(self.h_obs), len(self.h_act), len(self.reward), *map(len, self.values)) // n
         flags = np.frombuffer(bytes(self.flags[: rows * n]), np.uint8).reshape(rows, n)
         if self._autoreset:
             flags = self._mark_autoresets(flags)

@@ -198,7 +198,6 @@ class LedgerVectorEnv(VectorWrapper):
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
     ) -> None:
-        super().__init__(vector_env)
         self._place: Place | None = None
         self._mode = _autoreset_mode(vector_env, autoreset_mode)
         observations = SpaceDigest(vector_env.single_observation_space, digest)
@@ -219,6 +218,7 @@ class LedgerVectorEnv(VectorWrapper):
         )
         recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
+        super().__init__(vector_env)  # last: the remains of a wrapper that refused must not close the vector env when they are collected
 
     @property
     def ledger_place(self) -> Place | None:
