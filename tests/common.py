@@ -198,3 +198,14 @@ def member_names(path: Path) -> list[str]:
     """The columns of a sealed ledger, in the order in which they lie in the file."""
     with zipfile.ZipFile(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def peak() -> int:
+    """The most memory that this process has taken, in kilobytes."""
+    # Not ru_maxrss: on Linux that begins with what the parent had when it forked.
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0])
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
