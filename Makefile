@@ -19,7 +19,7 @@ demo: $(READY)
 	@echo "== RLlib PPO on CartPole, two remote EnvRunners, ledgers on =="
 	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory ledger/demo/clean
 	@echo
-	@echo "== the same with a fault: one environment's observations are rounded to float16 on the way =="
+	@echo "== the same with a fault: one environment's observations are rounded to float16 on the way, one in ten =="
 	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory ledger/demo/fault --fault obs:f16; test $$? -eq 1
 	@echo
 	@echo "To look again: $(BIN)/stepledger compare ledger/demo/fault"
