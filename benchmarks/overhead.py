@@ -93,11 +93,54 @@ def digest_part(runs: int) -> None:
     print(f"digest of 84x84x3 uint8 frames: {ours:.1f} GB/s, hashlib.blake2b {blake2b:.2f} GB/s: {ours / blake2b:.1f}x")
 
 
+def rllib_part(iterations: int) -> None:
+    """Two PPO algorithms, one with ledgers, take turns at train(); the ratio is of what their turns took."""
+    import ray
+    from ray.rllib.algorithms.ppo import PPOConfig
+
+    from stepledger_ray import attach
+
+    def config(runners: int) -> PPOConfig:
+        return (
+            PPOConfig()
+            .environment("CartPole-v1")
+            .env_runners(num_env_runners=runners, num_envs_per_env_runner=4)
+            .training(train_batch_size=2000)
+            .debugging(seed=0)
+        )
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
+    for runners in (0, 2):
+        with tempfile.TemporaryDirectory() as temporary:
+            algorithms = [config(runners).build_algo(), attach(config(runners), temporary).build_algo()]
+            times: list[list[float]] = [[], []]
+            for iteration in range(iterations + 1):
+                for which in (0, 1) if iteration % 2 else (1, 0):
+                    start = time.perf_counter()
+                    algorithms[which].train()
+                    if iteration:  # the first one warms up
+                        times[which].append(time.perf_counter() - start)
+            for algorithm in algorithms:
+                algorithm.stop()
+        without, with_ledgers = map(statistics.median, times)
+        print(
+            f"RLlib PPO, CartPole-v1, {runners} remote EnvRunners, 4 envs each, median of {iterations} train() in turns: "
+            f"{without:.2f} s without, {with_ledgers:.2f} s with ledgers: {with_ledgers / without:.2f}x",
+            flush=True,
+        )
+    ray.shutdown()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rllib", action="store_true", help="measure RLlib's train() instead")
+    parser.add_argument("--iterations", type=int, default=10, help="calls of train() with --rllib")
     arguments = parser.parse_args()
+    if arguments.rllib:
+        rllib_part(arguments.iterations)
+        return
     gymnasium_part(arguments.steps, arguments.runs)
     digest_part(arguments.runs)
 

@@ -79,6 +79,7 @@ class Hop:
         unknown: What could not be told because a ledger has an open end, a sentence each.
         notes: What is no difference but worth knowing, a sentence each.
         unpaired: Streams that only one side has, a sentence each; they were not compared.
+        coverage: Into the learner: how many steps were ``sampled``, ``learned_once``, ``learned_more_than_once`` and ``never_learned``.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Hop:
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unpaired: tuple[str, ...] = ()
+    coverage: dict[str, int] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -169,6 +171,7 @@ class Tally:
     different: dict[str, int] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    coverage: dict[str, int] = field(default_factory=dict)
 
     def hop(self, unpaired: tuple[str, ...], notes: dict[str, str]) -> Hop:
         """The hop, with a note on each field that has one."""
@@ -187,4 +190,5 @@ class Tally:
             tuple(self.unknown),
             tuple(self.notes),
             unpaired,
+            self.coverage,
         )

@@ -1,8 +1,9 @@
 """The hop into the learner: transitions instead of events.
 
-What the learner consumed is matched with what left the sampler by the sampler's own identity, episode id and time step. Each transition
-must be there upstream, with its successor; where the algorithm promises to learn from each step exactly once, each step must be there
-downstream once.
+Each transition that the learner consumed must have left the sampler, with its successor. It is found there by the sampler's own identity,
+episode id and time step, or, where a replay buffer gave it another id, by what it holds: observation, action and time step. A reward over
+n steps is computed again from the n single rewards. Where the algorithm promises to learn from each step exactly once, each step that was
+sampled must be here once; elsewhere it is counted how often each was.
 """
 
 from __future__ import annotations
@@ -20,17 +21,11 @@ from .result import KEPT, Counter, Difference, Hop, Tally
 
 __all__ = ["transition_hop"]
 
-#: Fields of a transition -> columns downstream.
-FIELDS = {
-    "obs": "h_obs",
-    "action": "h_act",
-    "reward": "h_rew",
-    "next_obs": "h_next",
-    "terminated": "terminated",
-    "truncated": "truncated",
-}
+#: Fields of a transition.
+FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 
 Columns = dict[str, npt.NDArray[Any]]
+Ints = npt.NDArray[np.int64]
 
 
 def transition_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger], counter: Counter) -> tuple[Hop, list[Difference]]:
@@ -38,56 +33,91 @@ def transition_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger
     for second in seconds:
         check_settings(firsts[0], second)
     tally = Tally(name)
-    sampled = _Sampled([(ledger, stream) for ledger in firsts for stream in ledger.streams.values()])
-    learned = _concatenate([_columns(stream) for ledger in seconds for stream in ledger.streams.values()])
-    at = sampled.find(learned["identity"])
-    found = at >= 0
+    sampled = _Sampled(firsts)
+    learned = _concatenate([_learned(stream) for ledger in seconds for stream in ledger.streams.values()])
+    at = sampled.find(learned)
     differences = _Differences(tally, sampled)
-    _compare_fields(tally, differences, {field: column[found] for field, column in learned.items()}, sampled, at[found])
-    differences.add("extra", np.flatnonzero(~found), learned)
-    times = np.bincount(at[found], minlength=len(sampled))
-    open_end = [ledger for ledger in seconds if ledger.open_end]
-    never, again = np.flatnonzero(times == 0), np.flatnonzero(times > 1)
-    if all(ledger.meta.get("each_step_once") for ledger in seconds):
-        if not open_end:
-            differences.add_ranges("lost", never)
-        differences.add_ranges("extra", again, "was learned from {} times", times)
-    elif len(never) and not open_end:
-        tally.notes.append(f"{len(never):,} of {len(sampled):,} sampled steps were never learned from")
-    if open_end and len(never):
-        tally.unknown.append(f"whether {len(never):,} sampled steps were learned from: {open_end[0].path} has no end")
+    times = np.zeros(len(sampled), np.int64)
+    found = np.flatnonzero(at >= 0)
+    if len(found):
+        gamma = float(seconds[0].meta.get("gamma", 1.0))
+        _compare(tally, differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], gamma)
+        np.add.at(times, at[found], 1)
+    differences.never_sampled(np.flatnonzero(at < 0), learned)
+    _completeness(tally, differences, times, seconds)
     counter.add(len(sampled))
+    tally.streams = sum(bool(len(stream)) for stream in sampled.streams)
     tally.streams_different = len(differences.streams)
     return tally.hop((), {}), differences.kept
 
 
-def _columns(stream: Stream) -> Columns:
-    data = {field: stream.data[column] for field, column in FIELDS.items()}
-    return {**data, "identity": _identity(stream.data["h_id"], stream.data["t"]), "h_id": stream.data["h_id"], "t": stream.data["t"]}
+def _completeness(tally: Tally, differences: _Differences, times: Ints, seconds: Sequence[Ledger]) -> None:
+    """How often each sampled step was learned from, and whether that is what the algorithm promises."""
+    never, again = np.flatnonzero(times == 0), np.flatnonzero(times > 1)
+    tally.coverage = {
+        "sampled": len(times),
+        "learned_once": int((times == 1).sum()),
+        "learned_more_than_once": len(again),
+        "never_learned": len(never),
+    }
+    open_end = [ledger for ledger in seconds if ledger.open_end]
+    if open_end and len(never):
+        tally.unknown.append(f"whether {len(never):,} sampled steps were learned from: {open_end[0].path} has no end")
+    if all(ledger.meta.get("each_step_once") for ledger in seconds):
+        if not open_end:
+            differences.ranges("lost", never, times)
+        differences.ranges("extra", again, times)
 
 
-def _identity(episode: npt.NDArray[np.uint64], t: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Episode and time step in 64 bits."""
-    mixed = (episode ^ (t.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
-    return mixed ^ (mixed >> np.uint64(32))
+def _learned(stream: Stream) -> Columns:
+    data = stream.data
+    names = {"obs": "h_obs", "action": "h_act", "reward": "h_rew", "next_obs": "h_next"}
+    columns = {field: data[names.get(field, field)] for field in FIELDS}
+    steps = data["n"] if "n" in data else np.ones(len(stream), np.int64)
+    return {**columns, "h_id": data["h_id"], "t": data["t"], "n": np.maximum(steps, 1)}
+
+
+def _mixed(*columns: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Several columns in 64 bits."""
+    keys = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        keys = (keys ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+    return keys
 
 
 def _concatenate(parts: list[Columns]) -> Columns:
     return {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
 
 
-class _Sampled:
-    """All transitions that left the samplers: each step of a stream with the observation before it."""
+class _Index:
+    """Finds rows by a 64-bit key; of several with one key, the first."""
 
-    def __init__(self, streams: list[tuple[Ledger, Stream]]) -> None:
-        self.streams = [stream for _, stream in streams]
-        parts, self._starts = [], [0]
-        for stream in self.streams:
-            parts.append(self._part(stream))
-            self._starts.append(self._starts[-1] + len(parts[-1]["t"]))
+    def __init__(self, keys: npt.NDArray[np.uint64]) -> None:
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+
+    def find(self, keys: npt.NDArray[np.uint64]) -> Ints:
+        """For each key its row, or -1."""
+        if not len(self._sorted):
+            return np.full(len(keys), -1)
+        at = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+        return np.where(self._sorted[at] == keys, self._order[at], -1)
+
+
+class _Sampled:
+    """All transitions that left the samplers: each step of a stream with the observation before it, in the order of the streams."""
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self.streams = [stream for ledger in ledgers for stream in ledger.streams.values()]
+        self.reward_dtype: str = ledgers[0].meta["reward_dtype"]
+        parts = [self._part(stream) for stream in self.streams]
+        self._starts = np.cumsum([0, *(len(part["t"]) for part in parts)])
         self.columns = _concatenate(parts)
-        self._order = np.argsort(self.columns["identity"], kind="stable")
-        self._sorted = self.columns["identity"][self._order]
+        t, h_id = self.columns["t"], self.columns["h_id"]
+        # chained[i]: row i + 1 is the next step of the same episode.
+        self.chained = np.zeros(len(t), bool)
+        self.chained[:-1] = (h_id[1:] == h_id[:-1]) & (t[1:] == t[:-1] + 1)
 
     @staticmethod
     def _part(stream: Stream) -> Columns:
@@ -98,6 +128,7 @@ class _Sampled:
         follows = (at > 0) & (data["h_id"][before] == data["h_id"][at]) & (data["t"][before] == data["t"][at] - 1)
         return {
             "obs": data["h_obs"][before],
+            "obs_known": follows,
             "action": data["h_act"][at],
             "reward": data["h_rew"][at],
             "next_obs": data["h_obs"][at],
@@ -106,30 +137,57 @@ class _Sampled:
             "h_id": data["h_id"][at],
             "t": data["t"][at],
             "event": at,
-            "obs_known": follows,
-            "identity": _identity(data["h_id"][at], data["t"][at]),
         }
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return int(self._starts[-1])
 
-    def find(self, identity: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """For each identity its index here, or -1."""
-        if not len(self):
-            return np.full(len(identity), -1)
-        at = np.minimum(np.searchsorted(self._sorted, identity), len(self) - 1)
-        return np.where(self._sorted[at] == identity, self._order[at], -1)
+    def find(self, learned: Columns) -> Ints:
+        """For each learned transition the row of the step it begins with, or -1."""
+        own = self.columns
+        at = _Index(_mixed(own["h_id"], own["t"])).find(_mixed(learned["h_id"], learned["t"]))
+        # With a replay buffer's id in place of the sampler's: by what the transition holds. If one part was changed, the others still
+        # lead to it, and the comparison names the part.
+        for fields in (("obs", "action", "t"), ("obs", "action"), ("action", "next_obs", "t"), ("obs", "next_obs")):
+            missing = np.flatnonzero(at < 0)
+            if not len(missing):
+                break
+            rows = missing if "next_obs" not in fields else missing[learned["n"][missing] == 1]
+            known = np.flatnonzero(own["obs_known"]) if "obs" in fields else np.arange(len(self))
+            hits = _Index(_mixed(*(own[field][known] for field in fields))).find(_mixed(*(learned[field][rows] for field in fields)))
+            at[rows[hits >= 0]] = known[hits[hits >= 0]]
+        return at
 
-    def stream_of(self, index: int) -> int:
-        return int(np.searchsorted(self._starts, index, side="right")) - 1
+    def ends(self, at: Ints, n: Ints) -> Ints:
+        """The rows of the last steps of transitions over n steps that begin in these rows, or where their episodes end before."""
+        end = at.copy()
+        for _ in range(int(n.max(initial=1)) - 1):
+            longer = (end - at < n - 1) & self.chained[end]
+            end[longer] += 1
+        return end
 
-    def place(self, index: int) -> tuple[StreamKey, int, int]:
+    def rewards(self, at: Ints, end: Ints, gamma: float) -> npt.NDArray[Any]:
+        """The bits of the discounted sums of rewards from row to row, in the arithmetic of RLlib's replay buffers: float64, last first."""
+        bits = self.columns["reward"]
+        single = at == end
+        total = bits.view(self.reward_dtype)[end].astype(np.float64)
+        for back in range(1, int((end - at).max(initial=0)) + 1):
+            more = end - at >= back
+            total[more] = bits.view(self.reward_dtype)[end[more] - back] + gamma * total[more]
+        summed = total.astype(self.reward_dtype)
+        summed[np.isnan(summed)] = np.nan
+        return np.where(single, bits[end], summed.view(bits.dtype))
+
+    def stream_of(self, rows: Ints) -> Ints:
+        return np.searchsorted(self._starts, rows, side="right") - 1
+
+    def place(self, row: int) -> tuple[StreamKey, int, int]:
         """Stream, episode and step of a transition."""
-        stream = self.streams[self.stream_of(index)]
-        event = int(self.columns["event"][index])
+        stream = self.streams[int(self.stream_of(np.array(row)))]
+        event = int(self.columns["event"][row])
         return stream.key, int(stream.columns["episode"][event]), int(stream.columns["step"][event])
 
-    def episode(self, h_id: int, t: int) -> tuple[StreamKey, int, int]:
+    def place_in_episode(self, h_id: int, t: int) -> tuple[StreamKey, int, int]:
         """Where a step would be that nobody sampled: in its episode, if that is known."""
         same = np.flatnonzero(self.columns["h_id"] == h_id)
         if not len(same):
@@ -139,66 +197,53 @@ class _Sampled:
 
 
 class _Differences:
-    """Keeps the first differences of a stream and counts all."""
+    """Keeps the first differences of each stream and counts all."""
 
     def __init__(self, tally: Tally, sampled: _Sampled) -> None:
         self.kept: list[Difference] = []
-        self.streams: set[StreamKey] = set()
+        self.streams: dict[StreamKey, int] = {}
         self._tally = tally
         self._sampled = sampled
 
-    def _keep(self, place: tuple[StreamKey, int, int], fields: tuple[str, ...], kind: str, events: int = 1, note: str = "") -> None:
+    def keep(self, place: tuple[StreamKey, int, int], fields: tuple[str, ...], kind: str, events: int = 1, **second: str) -> None:
         key, episode, step = place
         self._tally.differences += 1
-        self.streams.add(key)
-        if len(self.kept) < KEPT:
-            second = {"event": note} if note else {}
-            self.kept.append(
-                Difference(
-                    self._tally.name,
-                    key.env,
-                    episode,
-                    step,
-                    fields,
-                    kind,
-                    events=events,
-                    runner=key.runner,
-                    agent=key.agent,
-                    second=second,
-                )
-            )
+        self.streams[key] = self.streams.get(key, 0) + 1
+        if self.streams[key] <= KEPT:
+            name, runner, agent = self._tally.name, key.runner, key.agent
+            self.kept.append(Difference(name, key.env, episode, step, fields, kind, {}, second, events, runner, agent))
 
-    def changed(self, index: int, fields: tuple[str, ...]) -> None:
-        self._keep(self._sampled.place(index), fields, "changed")
-
-    def add(self, kind: str, rows: npt.NDArray[np.int64], learned: Columns) -> None:
-        """Transitions that nobody sampled."""
+    def never_sampled(self, rows: Ints, learned: Columns) -> None:
+        """Transitions that the learner got and no sampler gave."""
         for row in rows.tolist():
-            self._keep(self._sampled.episode(int(learned["h_id"][row]), int(learned["t"][row])), ("event",), kind, note="was never sampled")
+            place = self._sampled.place_in_episode(int(learned["h_id"][row]), int(learned["t"][row]))
+            self.keep(place, ("event",), "extra", event="it was never sampled")
 
-    def add_ranges(self, kind: str, indices: npt.NDArray[np.int64], note: str = "", times: npt.NDArray[np.int64] | None = None) -> None:
-        """Steps of which several in a row are one difference."""
-        for run in np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1):
-            if not len(run):
-                continue
-            streams = [self._sampled.stream_of(int(index)) for index in (run[0], run[-1])]
-            pieces = (
-                [run] if streams[0] == streams[1] else np.split(run, np.flatnonzero(np.diff([self._sampled.stream_of(i) for i in run])) + 1)
-            )
-            for piece in pieces:
-                text = note.format(int(times[piece[0]])) if times is not None else note
-                self._keep(self._sampled.place(int(piece[0])), ("event",), kind, len(piece), text)
+    def ranges(self, kind: str, rows: Ints, times: Ints) -> None:
+        """Steps that were learned from too often or never; several in a row of one stream are one difference."""
+        streams = self._sampled.stream_of(rows)
+        for run in np.split(rows, np.flatnonzero((np.diff(rows) != 1) | (np.diff(streams) != 0)) + 1):
+            if len(run):
+                note = {"event": f"it was learned from {int(times[run[0]])} times"} if kind == "extra" else {}
+                self.keep(self._sampled.place(int(run[0])), ("event",), kind, len(run), **note)
 
 
-def _compare_fields(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: npt.NDArray[np.int64]) -> None:
-    """Compare transitions with their counterparts, ``learned[i]`` with ``sampled[at[i]]``."""
-    upstream = {field: column[at] for field, column in sampled.columns.items()}
-    unequal = {field: learned[field] != upstream[field] for field in FIELDS}
-    unequal["obs"] &= upstream["obs_known"]
+def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: Ints, gamma: float) -> None:
+    """Compare learned transitions with the sampled ones that begin in the rows ``at``."""
+    own, end = sampled.columns, sampled.ends(at, learned["n"])
+    expected = {
+        "obs": own["obs"][at],
+        "action": own["action"][at],
+        "reward": sampled.rewards(at, end, gamma),
+        "next_obs": own["next_obs"][end],
+        "terminated": own["terminated"][end],
+        "truncated": own["truncated"][end],
+    }
+    unequal = {field: learned[field] != expected[field] for field in FIELDS}
+    unequal["obs"] &= own["obs_known"][at]
     tally.events += len(at)
-    tally.streams = sum(bool(len(stream)) for stream in sampled.streams)
     for field, mask in unequal.items():
-        tally.compared[field] = int(upstream["obs_known"].sum()) if field == "obs" else len(at)
+        tally.compared[field] = int(own["obs_known"][at].sum()) if field == "obs" else len(at)
         tally.different[field] = int(mask.sum())
     for row in np.flatnonzero(np.logical_or.reduce(list(unequal.values()))).tolist():
-        differences.changed(int(at[row]), tuple(field for field in FIELDS if unequal[field][row]))
+        differences.keep(sampled.place(int(at[row])), tuple(field for field in FIELDS if unequal[field][row]), "changed")

@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Job:
         spaces = self._tell_runners(algorithm.env_runner_group)
         if spaces is None:
             raise LedgerError("no EnvRunner of this algorithm has an environment, so that there is nothing to record.")
-        self._tell_learners(*spaces)
+        self._put_learner_taps(*spaces)
         self._hook_cleanup(algorithm)
         print(f"stepledger: recording the taps env, vector, episode and learner into {self.run.directory}", flush=True)
 
@@ -69,18 +69,22 @@ class Job:
             found = spaces or found
         return found
 
-    def _tell_learners(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        group = self._algorithm.learner_group
-        for learner in range(max(1, len(group))):
-            group.foreach_learner(
-                _put_learner_tap,
-                remote_actor_ids=None if group.is_local else [group._worker_manager.actor_ids()[learner]],
-                timeout_seconds=TIMEOUT,
-                run=self.run,
-                index=learner,
-                observation_space=observation_space,
-                action_space=action_space,
-            )
+    def _put_learner_taps(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Put taps into the pipelines that make train batches: those of the aggregators where there are any, else the Learners' own."""
+        options = {"run": self.run, "observation_space": observation_space, "action_space": action_space}
+        for index, call in enumerate(self._pipelines()):
+            call(functools.partial(_put_learner_tap, index=index, **options))
+
+    def _pipelines(self) -> list[Callable[[Callable[[Any], Any]], list[Any]]]:
+        """For each process with a learner connector pipeline, a function that calls a function there and gives its results, if any."""
+        algorithm = self._algorithm
+        aggregators = getattr(algorithm, "_aggregator_actor_manager", None)
+        group = algorithm.learner_group
+        if aggregators is not None:
+            return [functools.partial(_call, aggregators.foreach_actor, actor) for actor in aggregators.actor_ids()]
+        if group.is_local:
+            return [functools.partial(_call, group.foreach_learner, None)]
+        return [functools.partial(_call, group.foreach_learner, actor) for actor in group._worker_manager.actor_ids()]
 
     def _hook_cleanup(self, algorithm: Any) -> None:
         """Compare when the algorithm stops, before its EnvRunners and Learners are gone: RLlib has no callback for that (ray 2.60)."""
@@ -119,8 +123,8 @@ class Job:
         if not self._ended:
             write = functools.partial(_write_runner, stop=stop, run=self.run)
             files = algorithm.env_runner_group.foreach_env_runner(write, timeout_seconds=TIMEOUT)
-            results = algorithm.learner_group.foreach_learner(_write_learner, timeout_seconds=TIMEOUT, stop=stop, run=self.run)
-            files += [result.get() for result in results.ignore_errors()]
+            for call in self._pipelines():
+                files += call(functools.partial(_write_learner, stop=stop, run=self.run))
             for contents in files:
                 for name, data in contents.items():
                     (Path(self.run.directory) / name).write_bytes(data)
@@ -200,12 +204,16 @@ def _tell(env_runner: Any, run: Run, incarnations: dict[int, int]) -> tuple[str 
     return None, (episode_space(env_runner)[0], taps.action_space)
 
 
+def _call(foreach: Callable[..., Any], actor: int | None, function: Callable[[Any], Any]) -> list[Any]:
+    """Call a function in one actor of a group, or in a local Learner; the result, or nothing if the actor is dead or too slow."""
+    results = foreach(function, remote_actor_ids=None if actor is None else [actor], timeout_seconds=TIMEOUT)
+    return [result.get() for result in results.ignore_errors()]
+
+
 def _put_learner_tap(learner: Any, **options: Any) -> None:
-    """In a Learner: record what arrives before any other piece of its pipeline has changed it."""
-    pipeline = learner._learner_connector
-    if pipeline is not None:
-        run, index = options.pop("run"), options.pop("index")
-        pipeline.prepend(LearnerTap(run, index, options["observation_space"], options["action_space"], incarnation=0))
+    """In a Learner or aggregator: record what arrives before any other piece of its pipeline has changed it."""
+    if learner._learner_connector is not None:
+        learner._learner_connector.prepend(LearnerTap(**options, incarnation=0))
 
 
 def _write_runner(env_runner: Any, stop: bool, run: Run) -> dict[str, bytes]:
@@ -221,7 +229,7 @@ def _write_runner(env_runner: Any, stop: bool, run: Run) -> dict[str, bytes]:
 
 
 def _write_learner(learner: Any, stop: bool, run: Run) -> dict[str, bytes]:
-    """In a Learner: likewise."""
+    """In a Learner or aggregator: likewise."""
     pipeline = learner._learner_connector
     found: dict[str, bytes] = {}
     for piece in [] if pipeline is None else pipeline.connectors:

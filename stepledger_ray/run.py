@@ -20,7 +20,7 @@ _FILE = "run.json"
 class Settings:
     """How the taps record, the same at all of them; see `stepledger.LedgerEnv`."""
 
-    reward_dtype: str = "float32"
+    reward_dtype: str = "float64"
     keep_values: bool = False
     digest: str = "xxh3_64"
     on_error: OnError = "warn"
@@ -39,12 +39,14 @@ class Run:
         id: Identity of the run, in the meta of all its ledgers.
         algorithm: Class name of the algorithm.
         settings: How its taps record.
+        gamma: The algorithm's discount factor.
     """
 
     directory: str
     id: str
     algorithm: str
     settings: Settings
+    gamma: float
 
     @classmethod
     def begin(cls, directory: str | os.PathLike[str], algorithm: Any, settings: Settings) -> Run:
@@ -59,7 +61,7 @@ class Run:
         path.mkdir(parents=True, exist_ok=True)
         if (path / _FILE).exists():
             _set_aside(path)
-        run = cls(str(path), uuid.uuid4().hex, type(algorithm).__name__, settings)
+        run = cls(str(path), uuid.uuid4().hex, type(algorithm).__name__, settings, float(algorithm.config.gamma))
         (path / _FILE).write_text(json.dumps(asdict(run), indent=2))
         return run
 

@@ -277,14 +277,14 @@ class LearnerTap(ConnectorV2):
 
     Args:
         run: The run it belongs to.
-        learner: Index of the Learner.
+        index: Of the Learner, or of the aggregator that makes its batches.
         observation_space: Of the observations in the episodes.
         action_space: Of the actions in the episodes.
         incarnation: Counts the Learners that had this index.
     """
 
     def __init__(
-        self, run: Run, learner: int, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], incarnation: int
+        self, run: Run, index: int, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], incarnation: int
     ) -> None:
         super().__init__()
         settings = run.settings
@@ -294,15 +294,16 @@ class LearnerTap(ConnectorV2):
             "learner",
             self._observations,
             self._actions,
-            [StreamKey(env=learner, incarnation=incarnation)],
+            [StreamKey(env=index, incarnation=incarnation)],
             reward_dtype=settings.reward_dtype,
             digest=settings.digest,
-            columns={"h_next": "<u8", "h_id": "<u8", "t": "<i8"},
+            columns={"h_next": "<u8", "h_id": "<u8", "t": "<i8", "n": "<i8"},
+            gamma=run.gamma,
             each_step_once=run.algorithm in EACH_STEP_ONCE,
             run=run.id,
         )
         self._reward_dtype: str = meta["reward_dtype"]
-        path = Path(run.directory) / f"learner-{learner}.{incarnation}.npz"
+        path = Path(run.directory) / f"learner-{index}.{incarnation}.npz"
         self.recorder = BatchRecorder(path, meta, on_error=settings.on_error)
 
     def __call__(self, *, rl_module: Any, batch: Any, episodes: Sequence[Any], **kwargs: Any) -> Any:
@@ -324,5 +325,6 @@ class LearnerTap(ConnectorV2):
         steps["h_act"] = digests(self._actions, episode.get_actions())
         steps["h_id"] = identity(episode)
         steps["t"] = np.arange(len(episode)) + (episode.t_started + 1)
+        steps["n"] = episode.get_extra_model_outputs("n_step") if "n_step" in episode.extra_model_outputs else 1
         _outcomes(steps, episode, self._reward_dtype)
         return steps

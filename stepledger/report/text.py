@@ -58,6 +58,8 @@ _SIDES = {
 def _what(difference: Difference) -> str:
     gave, received = _SIDES.get(difference.hop, ("first side has", "second side has"))
     events = "the event was" if difference.events == 1 else f"{difference.events:,} events were"
+    if note := difference.second.get("event"):
+        return f"{events.removesuffix(' was').removesuffix(' were')} should not be there: {note}"
     if difference.kind == "lost":
         return f"{events} lost ({gave} {'it' if difference.events == 1 else 'them'}, the other side has no such event)"
     if difference.kind == "extra":
@@ -86,6 +88,8 @@ def _summary(hop: Hop) -> Iterator[str]:
         if result.note:
             text += f" [{result.note}]"
         states.setdefault(result.status, []).append(text)
+    if hop.coverage:
+        yield f"{hop.name}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in hop.coverage.items())
     streams = f"{hop.streams:,} env{'s' if hop.streams != 1 else ''}"
     yield f"{hop.name}: {hop.events:,} events of {streams} compared; " + "; ".join(
         f"{status}: {', '.join(names)}" for status, names in states.items()
