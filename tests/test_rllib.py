@@ -235,7 +235,10 @@ class Sampler(RLlibCallback):
         one.is_terminated, one.is_truncated = False, True
 
     def never_sampled(self, samples: list[Any]) -> None:
+        samples[1] = copy.deepcopy(samples[1])
         samples[1].id_ = "somebody else's"
+        samples[1].observations.data += 1
+        samples[1].actions.data += 1
 
 
 @pytest.mark.parametrize(
