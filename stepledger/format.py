@@ -130,21 +130,61 @@ def checked_meta(meta: Any) -> Meta:
         raise LedgerError("this is not a ledger of stepledger: name the files that were recorded.")
     if meta["format"] != FORMAT:
         raise LedgerError(f"format {meta['format']!r} is not the {FORMAT} that this version reads: read it with the version that wrote it.")
-    keys, columns, values = meta.get("stream_keys"), meta.get("columns"), meta.get("values")
-    ok = (
-        meta.get("reward_dtype") in REWARD_BITS
-        and isinstance(meta.get("tap"), str)
-        and isinstance(meta.get("digest"), str)
-        and isinstance(columns, dict)
-        and all(descr in ("<u8", "<i8") for descr in columns.values())
-        and isinstance(keys, list)
-        and all(_is_key(key) for key in keys)
-        and isinstance(values, dict)
-        and all(_is_layouts(values.get(which)) for which in ("obs", "act"))
-    )
+    try:
+        ok = _is_meta(meta)
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError):
+        ok = False
     if not ok:
         raise LedgerError("its meta is damaged: record again.")
     return meta
+
+
+#: Entries that reading and comparing depend on, besides those that `_is_meta` looks into.
+_ENTRIES: Meta = {"id": str, "tap": str, "digest": str, "closed": bool, "keep_values": bool, "versions": dict}
+_OPTIONAL_ENTRIES: Meta = {
+    "run": str,
+    "stopped": str,
+    "conflicts_with": str,
+    "in_flight": bool,
+    "flags": str,
+    "each_step_once": bool,
+    "gamma": (int, float),
+}
+
+
+def _is_meta(meta: Meta) -> bool:
+    """Whether the entries are what they must be; may raise almost anything where they are not."""
+    keys, columns, values, fields = meta["stream_keys"], meta["columns"], meta["values"], meta.get("fields", {})
+    if not all(isinstance(part, dict) for part in (columns, values, fields)):
+        return False
+    own = event_dtype("<f4", {}).names or ()
+    return (
+        all(isinstance(meta.get(name), kind) for name, kind in _ENTRIES.items())
+        and all(isinstance(meta[name], kind) for name, kind in _OPTIONAL_ENTRIES.items() if name in meta)
+        and meta["reward_dtype"] in REWARD_BITS
+        and 0 <= meta["created"] < 1e11
+        and all(_is_space(meta[name]) for name in ("observation_space", "action_space"))
+        and all(name.isidentifier() and name not in own and descr in ("<u8", "<i8") for name, descr in columns.items())
+        and isinstance(keys, list)
+        and all(_is_key(key) for key in keys)
+        and all(_is_layouts(values.get(which)) for which in ("obs", "act"))
+        and all(_is_said_of_field(said, {*own, *columns}) for said in fields.values())
+    )
+
+
+def _is_space(description: Any) -> bool:
+    if not isinstance(description, dict) or not isinstance(description.get("type"), str):
+        return False
+    return all(isinstance(path, list) and _is_space(leaf) for path, leaf in description.get("leaves", []))
+
+
+def _is_said_of_field(said: Any, columns: set[str]) -> bool:
+    return (
+        isinstance(said, dict)
+        and all(said.values())
+        and all(isinstance(text, str) for text in said.values())
+        and said.get("column", "kind") in columns
+    )
 
 
 def _is_key(key: Any) -> bool:
