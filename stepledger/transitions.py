@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .format import STEP, StreamKey
+from .format import STEP, Meta, StreamKey
 from .ledger import Ledger, Stream
 from .pairs import check_settings
 from .result import KEPT, Counter, Difference, Hop, Tally
@@ -40,15 +40,24 @@ def transition_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger
     times = np.zeros(len(sampled), np.int64)
     found = np.flatnonzero(at >= 0)
     if len(found):
-        gamma = float(seconds[0].meta.get("gamma", 1.0))
-        _compare(tally, differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], gamma)
+        _compare(tally, differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], seconds[0].meta)
         np.add.at(times, at[found], 1)
     differences.never_sampled(np.flatnonzero(at < 0), learned)
     _completeness(tally, differences, times, seconds)
     counter.add(len(sampled))
     tally.streams = sum(bool(len(stream)) for stream in sampled.streams)
     tally.streams_different = len(differences.streams)
-    return tally.hop((), {}), differences.kept
+    return tally.hop((), _notes(learned, seconds[0].meta)), differences.kept
+
+
+def _notes(learned: Columns, meta: Meta) -> dict[str, str]:
+    """By which known functions a side was taken before it was compared."""
+    notes = {}
+    if (learned["n"] > 1).any():
+        notes["reward"] = f"summed over up to {int(learned['n'].max())} steps with gamma {meta.get('gamma')}"
+    if meta.get("flags") == "exclusive":
+        notes["truncated"] = "where terminated is not set, as RLlib's replay buffers keep it"
+    return notes
 
 
 def _completeness(tally: Tally, differences: _Differences, times: Ints, seconds: Sequence[Ledger]) -> None:
@@ -228,17 +237,20 @@ class _Differences:
                 self.keep(self._sampled.place(int(run[0])), ("event",), kind, len(run), **note)
 
 
-def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: Ints, gamma: float) -> None:
+def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: Ints, meta: Meta) -> None:
     """Compare learned transitions with the sampled ones that begin in the rows ``at``."""
     own, end = sampled.columns, sampled.ends(at, learned["n"])
     expected = {
         "obs": own["obs"][at],
         "action": own["action"][at],
-        "reward": sampled.rewards(at, end, gamma),
+        "reward": sampled.rewards(at, end, float(meta.get("gamma", 1.0))),
         "next_obs": own["next_obs"][end],
         "terminated": own["terminated"][end],
         "truncated": own["truncated"][end],
     }
+    if meta.get("flags") == "exclusive":
+        for side in (expected, learned):
+            side["truncated"] = side["truncated"] & ~side["terminated"]
     unequal = {field: learned[field] != expected[field] for field in FIELDS}
     unequal["obs"] &= own["obs_known"][at]
     tally.events += len(at)

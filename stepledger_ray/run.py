@@ -40,6 +40,7 @@ class Run:
         algorithm: Class name of the algorithm.
         settings: How its taps record.
         gamma: The algorithm's discount factor.
+        replays: Whether what it learns from comes out of a replay buffer.
     """
 
     directory: str
@@ -47,6 +48,7 @@ class Run:
     algorithm: str
     settings: Settings
     gamma: float
+    replays: bool
 
     @classmethod
     def begin(cls, directory: str | os.PathLike[str], algorithm: Any, settings: Settings) -> Run:
@@ -61,7 +63,8 @@ class Run:
         path.mkdir(parents=True, exist_ok=True)
         if (path / _FILE).exists():
             _set_aside(path)
-        run = cls(str(path), uuid.uuid4().hex, type(algorithm).__name__, settings, float(algorithm.config.gamma))
+        replays = algorithm.local_replay_buffer is not None
+        run = cls(str(path), uuid.uuid4().hex, type(algorithm).__name__, settings, float(algorithm.config.gamma), replays)
         (path / _FILE).write_text(json.dumps(asdict(run), indent=2))
         return run
 

@@ -300,6 +300,8 @@ class LearnerTap(ConnectorV2):
             columns={"h_next": "<u8", "h_id": "<u8", "t": "<i8", "n": "<i8"},
             gamma=run.gamma,
             each_step_once=run.algorithm in EACH_STEP_ONCE,
+            # A replay buffer joins an episode's chunks by SingleAgentEpisode.concat_episode(), which keeps one end flag (ray 2.60).
+            flags="exclusive" if run.replays else "both",
             run=run.id,
         )
         self._reward_dtype: str = meta["reward_dtype"]
