@@ -418,7 +418,7 @@ class BatchFaults:
 
     def reset(self, obs: Any, mask: Array | None = None) -> Any:
         """The observations that are delivered after a reset of all environments, or of those in the mask."""
-        clean, obs = obs, copy.deepcopy(obs)
+        clean, obs = obs, _copied(obs)
         for env in range(self._n):
             if mask is None or mask[env]:
                 self._episode[env], self._step[env], self._resetting[env] = self._episode[env] + 1, 0, False
@@ -430,19 +430,19 @@ class BatchFaults:
 
     def send(self, actions: Any) -> Any:
         """The actions that the environments get."""
-        sent = copy.deepcopy(actions)
+        sent = _copied(actions)
         if self._fault.target == "action":
             for env in np.flatnonzero(~self._resetting).tolist():
                 earlier = None if self._sent is None else _row(self._sent, env)
                 neighbour = _row(actions, (env + 1) % self._n)
                 place = (env, self._episode[env], self._step[env] + 1)
                 _put(sent, env, self._fault.value(_row(actions, env), earlier, neighbour, self._action_space, place, "action"))
-        self._sent = copy.deepcopy(actions)
+        self._sent = _copied(actions)
         return sent
 
     def receive(self, clean: Batch) -> Batch:
         """The reply that the trainer gets."""
-        batch = copy.deepcopy(clean)
+        batch = Batch(_copied(clean.obs), clean.reward.copy(), clean.terminated.copy(), clean.truncated.copy(), {**clean.final})
         ended = (clean.terminated | clean.truncated) & ~self._resetting
         for env in range(self._n):
             if self._resetting[env]:
@@ -514,6 +514,10 @@ class BatchFaults:
 
     def _place(self, env: int) -> tuple[int, int, int]:
         return env, self._episode[env], self._step[env]
+
+
+def _copied(batch: Any) -> Any:
+    return {key: _copied(part) for key, part in batch.items()} if isinstance(batch, dict) else np.array(batch)
 
 
 def _row(batch: Any, env: int) -> Any:
