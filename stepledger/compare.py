@@ -74,22 +74,24 @@ def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
 def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None) -> Comparison:
     """Compare the ledgers of one run, whatever taps they are of."""
     ledgers = _without_conflicts(ledgers)
-    by_tap: dict[str, list[Ledger]] = {}
+    groups: dict[str, list[Ledger]] = {}
     for ledger in ledgers:
-        by_tap.setdefault(ledger.meta["tap"], []).append(ledger)
-    present = [tap for tap in TAPS if tap in by_tap]
-    if len(present) < 2:
-        what = f"only ledgers of the tap {present[0]!r}" if present else "no ledgers of a known tap"
-        raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
-    total = sum(ledger.events for first in present[:-1] for ledger in by_tap[first])
-    counter = Counter(total, progress)
+        groups.setdefault(ledger.meta.get("group", ""), []).append(ledger)
+    counter = Counter(sum(ledger.events for ledger in ledgers), progress)
     hops: list[Hop] = []
     differences: list[Difference] = []
-    for first, second in itertools.pairwise(present):
-        hop_of = transition_hop if second == "learner" else event_hop
-        hop, found = hop_of(f"{first} -> {second}", by_tap[first], by_tap[second], counter)
-        hops.append(hop)
-        differences += found
+    for group in sorted(groups):
+        by_tap = {tap: [ledger for ledger in groups[group] if ledger.meta["tap"] == tap] for tap in TAPS}
+        present = [tap for tap in TAPS if by_tap[tap]]
+        if len(present) < 2:
+            what = f"only ledgers of the tap {present[0]!r}" if present else "no ledgers of a known tap"
+            raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
+        for first, second in itertools.pairwise(present):
+            hop_of = transition_hop if second == "learner" else event_hop
+            name = f"{group}: {first} -> {second}" if group else f"{first} -> {second}"
+            hop, found = hop_of(name, by_tap[first], by_tap[second], counter)
+            hops.append(hop)
+            differences += found
     if not any(hop.streams for hop in hops):
         raise LedgerError(f"{hops[0].unpaired[0]}; nothing was compared.")
     return Comparison(tuple(hops), tuple(differences))

@@ -95,11 +95,10 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "this LedgerEnv does not know its position: pass index=, or put LedgerVectorEnv (stepledger.sb3.LedgerVecEnv) "
                 "around the vector env before its first reset."
             )
-        directory = place.directory or self._directory
-        if directory is not None:
-            key = place.key
-            name = f"env-{key.env}" if place.directory is None else f"runner-{key.runner}.{key.incarnation}-env-{key.env}"
-            recorder.place(Path(directory) / f"{name}.npz", stream_keys=[list(key)], run=place.run)
+        if place.directory is not None:
+            recorder.place(place.path(f"env-{place.key.env}"), **place.meta())
+        elif self._directory is not None:
+            recorder.place(Path(self._directory, f"env-{place.key.env}.npz"), **place.meta())
 
     def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> Any:
         """Set an attribute on this wrapper or on one inside it."""

@@ -24,6 +24,7 @@ xxh3_64, seeded with the checksum before it, so that a record that is cut, chang
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,11 +70,23 @@ class Place(NamedTuple):
         directory: The folder; `None` leaves the one that the tap was made with.
         key: The stream, or for a vector env the runner whose streams they are.
         run: Identity of the run, the same at all of its taps; empty where they can't tell each other.
+        group: Ledgers of different groups (``"evaluation"``) are not compared with each other.
     """
 
     directory: str | None
     key: StreamKey
     run: str = ""
+    group: str = ""
+
+    def path(self, tap: str) -> Path:
+        """The ledger of this tap, where the directory is given."""
+        runner = f"runner-{self.key.runner}.{self.key.incarnation}"
+        return Path(self.directory or "", self.group, f"{runner}-{tap}.npz")
+
+    def meta(self, streams: int | None = None) -> dict[str, Any]:
+        """What the ledger's meta says of it; a number of streams means environments 0 to n-1 instead of the key's own."""
+        keys = [self.key] if streams is None else [self.key._replace(env=env) for env in range(streams)]
+        return {"stream_keys": [list(key) for key in keys], "run": self.run, "group": self.group}
 
 
 def event_dtype(reward_dtype: str, columns: dict[str, str]) -> np.dtype[Any]:

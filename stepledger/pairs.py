@@ -36,7 +36,7 @@ def paired(
             there, missing = (0, 1) if key in sides[0] else (1, 0)
             ledger, stream = sides[there][key]
             if len(stream):
-                tap = name.split(" -> ")[missing]
+                tap = name.rpartition(": ")[2].split(" -> ")[missing]
                 unpaired.append(f"{stream_name(key)} has {len(stream):,} events in {ledger.path} and no ledger at the tap {tap!r}")
     return pairs, tuple(unpaired)
 

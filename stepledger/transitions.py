@@ -42,8 +42,13 @@ def transition_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger
     if len(found):
         _compare(tally, differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], seconds[0].meta)
         np.add.at(times, at[found], 1)
-    differences.never_sampled(np.flatnonzero(at < 0), learned)
-    _completeness(tally, differences, times, seconds)
+    foreign = np.flatnonzero(at < 0)
+    if len(foreign) and (open_end := next((ledger for ledger in firsts if ledger.open_end), None)):
+        # What a sampler gave and its ledger lost with its last block can't be told from what none gave.
+        tally.unknown.append(f"where {len(foreign):,} learned transitions came from: {open_end.path} has no end")
+    else:
+        differences.never_sampled(foreign, learned)
+    _completeness(tally, differences, times, sampled, seconds)
     counter.add(len(sampled))
     tally.streams = sum(bool(len(stream)) for stream in sampled.streams)
     tally.streams_different = len(differences.streams)
@@ -60,7 +65,7 @@ def _notes(learned: Columns, meta: Meta) -> dict[str, str]:
     return notes
 
 
-def _completeness(tally: Tally, differences: _Differences, times: Ints, seconds: Sequence[Ledger]) -> None:
+def _completeness(tally: Tally, differences: _Differences, times: Ints, sampled: _Sampled, seconds: Sequence[Ledger]) -> None:
     """How often each sampled step was learned from, and whether that is what the algorithm promises."""
     never, again = np.flatnonzero(times == 0), np.flatnonzero(times > 1)
     tally.coverage = {
@@ -73,8 +78,11 @@ def _completeness(tally: Tally, differences: _Differences, times: Ints, seconds:
     if open_end and len(never):
         tally.unknown.append(f"whether {len(never):,} sampled steps were learned from: {open_end[0].path} has no end")
     if all(ledger.meta.get("each_step_once") for ledger in seconds):
+        undelivered = sampled.undelivered(times)
+        if undelivered.any():
+            tally.unknown.append(f"whether {int(undelivered.sum()):,} steps left their EnvRunners, which were killed")
         if not open_end:
-            differences.ranges("lost", never, times)
+            differences.ranges("lost", never[~undelivered[never]], times)
         differences.ranges("extra", again, times)
 
 
@@ -119,6 +127,7 @@ class _Sampled:
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self.streams = [stream for ledger in ledgers for stream in ledger.streams.values()]
+        self._open_streams = [ledger.open_end for ledger in ledgers for _ in ledger.streams]
         self.reward_dtype: str = ledgers[0].meta["reward_dtype"]
         parts = [self._part(stream) for stream in self.streams]
         self._starts = np.cumsum([0, *(len(part["t"]) for part in parts)])
@@ -186,6 +195,15 @@ class _Sampled:
         summed = total.astype(self.reward_dtype)
         summed[np.isnan(summed)] = np.nan
         return np.where(single, bits[end], summed.view(bits.dtype))
+
+    def undelivered(self, times: Ints) -> npt.NDArray[np.bool_]:
+        """The steps of killed EnvRunners behind the last that was learned from: their sample() may never have come back."""
+        rows = np.zeros(len(self), bool)
+        for stream, begin, end in zip(self._open_streams, self._starts, self._starts[1:]):
+            if stream:
+                learned = np.flatnonzero(times[begin:end])
+                rows[begin + (learned[-1] + 1 if len(learned) else 0) : end] = True
+        return rows
 
     def stream_of(self, rows: Ints) -> Ints:
         return np.searchsorted(self._starts, rows, side="right") - 1

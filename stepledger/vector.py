@@ -229,14 +229,8 @@ class LedgerVectorEnv(VectorWrapper):
     def ledger_place(self, place: Place) -> None:
         """Tell this tap, and the `LedgerEnv`s in the vector env, where to write; before the first event is written."""
         self._place = place
-        assert place.directory is not None
-        keys = [place.key._replace(env=env) for env in range(self.num_envs)]
-        self._rows.recorder.place(
-            Path(place.directory) / f"runner-{place.key.runner}.{place.key.incarnation}-vector.npz",
-            stream_keys=[list(key) for key in keys],
-            run=place.run,
-        )
-        _tell_places(self.env, [place._replace(key=key) for key in keys])
+        self._rows.recorder.place(place.path("vector"), **place.meta(self.num_envs))
+        _tell_places(self.env, [place._replace(key=place.key._replace(env=env)) for env in range(self.num_envs)])
 
     def reset(  # type: ignore[override]
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None

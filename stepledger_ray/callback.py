@@ -55,32 +55,33 @@ class LedgerCallback(RLlibCallback):
         super().__init__()
         self._directory = os.fspath(directory)
         self._settings = Settings(np.dtype(reward_dtype).name, keep_values, digest, on_error)
-        self._taps: RunnerTaps | None = None
+        self._taps: list[RunnerTaps] = []
         self._job: Job | None = None
 
     def on_environment_created(self, *, env_runner: Any, **kwargs: Any) -> None:
         """Put the taps in; raising here would only have the EnvRunner restarted without end, so that errors wait for `Job`."""
-        if env_runner.config.in_evaluation:
-            return
-        before, self._taps = self._taps, None
         try:
-            self._taps = RunnerTaps(env_runner, self._settings)
-        except LedgerError as error:
-            env_runner.env.ledger_error = str(error)
+            taps = RunnerTaps(env_runner, self._settings)
+        except Exception as error:
+            env_runner.env.ledger_error = str(error) if isinstance(error, LedgerError) else f"the taps can't be put in: {error!r}."
             return
-        if before is not None and before.told is not None:  # a sub-environment has failed, and the vector env was made again
-            run, runner, incarnation = before.told
-            self._taps.tell(run, runner, incarnation + 1)
+        if self._taps and self._taps[-1].told is not None:  # a sub-environment has failed, and the vector env was made again
+            run, runner, incarnation = self._taps[-1].told
+            taps.tell(run, runner, incarnation + 1)
+        self._taps.append(taps)
 
     def on_episode_created(self, *, episode: Any, env_index: int, **kwargs: Any) -> None:
         """Remember where the episode takes place."""
-        if self._taps is not None:
-            self._taps.created(episode, env_index)
+        if self._taps:
+            self._taps[-1].created(episode, env_index)
 
     def on_sample_end(self, *, samples: Sequence[Any], **kwargs: Any) -> None:
         """Record what leaves the sampler."""
-        if self._taps is not None:
-            self._taps.sampled(samples)
+        for taps in self._taps:
+            taps.sampled(samples)
+        for taps in self._taps[:-1]:  # of a vector env that is not there any more
+            taps.stop_recording()
+        del self._taps[:-1]
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Begin the run: its directory, its identity, the taps in the Learners."""
@@ -90,8 +91,8 @@ class LedgerCallback(RLlibCallback):
         self, *, env_runner_group: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **kwargs: Any
     ) -> None:
         """Tell restarted EnvRunners what the first ones were told."""
-        if self._job is not None and not is_evaluation:
-            self._job.recreated(env_runner_group, env_runner_indices)
+        if self._job is not None:
+            self._job.recreated(env_runner_group, env_runner_indices, is_evaluation)
 
     @property
     def job(self) -> Job | None:

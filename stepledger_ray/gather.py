@@ -45,14 +45,21 @@ class Job:
         check_config(algorithm.config)
         self._algorithm = weakref.proxy(algorithm)
         self.run = Run.begin(directory, algorithm, settings)
-        self._incarnations: dict[int, int] = {}
+        self._incarnations: dict[tuple[bool, int], int] = {}
         self._ended = False
-        spaces = self._tell_runners(algorithm.env_runner_group)
+        spaces = None
+        for group in self._runner_groups():
+            spaces = spaces or self._tell_runners(group)
         if spaces is None:
             raise LedgerError("no EnvRunner of this algorithm has an environment, so that there is nothing to record.")
         self._put_learner_taps(*spaces)
         self._hook_cleanup(algorithm)
         print(f"stepledger: recording the taps env, vector, episode and learner into {self.run.directory}", flush=True)
+
+    def _runner_groups(self) -> list[Any]:
+        """The EnvRunners for training and for evaluation."""
+        groups = [getattr(self._algorithm, name, None) for name in ("env_runner_group", "eval_env_runner_group")]
+        return [group for group in groups if group is not None]
 
     def _tell_runners(self, group: Any, indices: Sequence[int] | None = None) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
         """Tell EnvRunners whose taps they have; the spaces of their episodes, or `None` if none of them has an environment."""
@@ -66,7 +73,7 @@ class Job:
         for error, spaces in answers:
             if error is not None:
                 raise LedgerError(error)
-            found = spaces or found
+            found = found or spaces
         return found
 
     def _put_learner_taps(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
@@ -101,10 +108,11 @@ class Job:
         # A script may end without algorithm.stop(). Ray's own exit handler was registered before this one, so it runs after it.
         atexit.register(_end_at_exit, weakref.ref(self))
 
-    def recreated(self, group: Any, indices: Sequence[int]) -> None:
+    def recreated(self, group: Any, indices: Sequence[int], is_evaluation: bool) -> None:
         """Tell restarted EnvRunners whose taps they have."""
         for index in indices:
-            self._incarnations[index] = self._incarnations.get(index, 0) + REMAKES
+            key = (is_evaluation, index)
+            self._incarnations[key] = self._incarnations.get(key, 0) + REMAKES
         try:
             self._tell_runners(group, indices)
         except Exception as error:
@@ -119,10 +127,9 @@ class Job:
         Raises:
             LedgerError: They can't be compared.
         """
-        algorithm = self._algorithm
         if not self._ended:
             write = functools.partial(_write_runner, stop=stop, run=self.run)
-            files = algorithm.env_runner_group.foreach_env_runner(write, timeout_seconds=TIMEOUT)
+            files = [one for group in self._runner_groups() for one in group.foreach_env_runner(write, timeout_seconds=TIMEOUT)]
             for call in self._pipelines():
                 files += call(functools.partial(_write_learner, stop=stop, run=self.run))
             for contents in files:
@@ -189,7 +196,7 @@ def finish(algorithm: Any) -> Comparison:
     raise LedgerError("this algorithm has no ledgers: add a LedgerCallback to its config, or stepledger_ray.attach(config, directory).")
 
 
-def _tell(env_runner: Any, run: Run, incarnations: dict[int, int]) -> tuple[str | None, tuple[Any, Any] | None]:
+def _tell(env_runner: Any, run: Run, incarnations: dict[tuple[bool, int], int]) -> tuple[str | None, tuple[Any, Any] | None]:
     """In an EnvRunner: tell its taps. Returns an error, or the spaces of its episodes; neither where it has no environment."""
     if env_runner.env is None:
         return None, None
@@ -200,7 +207,7 @@ def _tell(env_runner: Any, run: Run, incarnations: dict[int, int]) -> tuple[str 
     if taps is None:
         return "an EnvRunner has no LedgerCallback: set the callback in the algorithm's own config.", None
     index = env_runner.worker_index or 0
-    taps.tell(run, index, incarnations.get(index, 0))
+    taps.tell(run, index, incarnations.get((bool(env_runner.config.in_evaluation), index), 0))
     return None, (episode_space(env_runner)[0], taps.action_space)
 
 

@@ -28,7 +28,7 @@ from .run import Run, Settings
 __all__ = ["LearnerTap", "RunnerTaps"]
 
 #: Restarts of a runner's process are this far apart in the numbering of its incarnations; between them its vector env may be made again.
-REMAKES = 1000
+REMAKES = 100
 
 #: RLlib's own pieces of an env-to-module pipeline, none of which changes an episode. Any other piece may write into it.
 _READ_ONLY = {
@@ -86,7 +86,8 @@ class RunnerTaps:
     def tell(self, run: Run, runner: int, incarnation: int) -> None:
         """Say whose taps these are and where they write."""
         self.told = (run, runner, incarnation)
-        place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id)
+        group = "evaluation" if self._env_runner.config.in_evaluation else ""
+        place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id, group)
         self._place = place
         self.vector.ledger_place = place
         if self._episodes is not None:
@@ -97,7 +98,10 @@ class RunnerTaps:
         self._stream_of[episode.id_] = env
 
     def sampled(self, episodes: Sequence[SingleAgentEpisode]) -> None:
-        """Record what leaves the sampler."""
+        """Record what leaves the sampler and was sampled here: other taps were in their place before a sub-environment failed."""
+        episodes = [episode for episode in episodes if episode.id_ in self._stream_of]
+        if not episodes:
+            return
         if self._episodes is None:
             # Now, and not at the taps' making, the connector pipelines are there.
             self._episodes = _EpisodeRecorder(self._env_runner, self.action_space, self._actions, self._settings, self.vector.num_envs)
@@ -193,9 +197,7 @@ class _EpisodeRecorder:
         self.recorder = BatchRecorder(None, meta, on_error=settings.on_error)
 
     def tell(self, place: Place) -> None:
-        keys = [list(place.key._replace(env=env)) for env in range(self._n)]
-        name = f"runner-{place.key.runner}.{place.key.incarnation}-episode.npz"
-        self.recorder.place(Path(str(place.directory)) / name, stream_keys=keys, run=place.run)
+        self.recorder.place(place.path("episode"), **place.meta(self._n))
 
     def record(self, episodes: Sequence[SingleAgentEpisode], stream_of: dict[str, int]) -> None:
         if not self.recorder.recording:

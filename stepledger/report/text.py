@@ -56,7 +56,7 @@ _SIDES = {
 
 
 def _what(difference: Difference) -> str:
-    gave, received = _SIDES.get(difference.hop, ("first side has", "second side has"))
+    gave, received = _SIDES.get(difference.hop.rpartition(": ")[2], ("first side has", "second side has"))
     events = "the event was" if difference.events == 1 else f"{difference.events:,} events were"
     if note := difference.second.get("event"):
         return f"{events.removesuffix(' was').removesuffix(' were')} should not be there: {note}"
