@@ -380,7 +380,7 @@ class Recorder(_Recording):
         events["h_act"][reset] = 0
         events["h_rew"][reset] = 0
         # order counts streams by rows; the values lie in rows by streams.
-        return Block(events, _stack(self._meta, self.values, (order % rows) * n + order // rows))
+        return Block(events, _stack(self._meta, self.values, (order % rows) * n + order // rows, reset))
 
     def _mark_autoresets(self, flags: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Make a step that follows the end of its env's episode the reset that the vector env made in its place.
@@ -445,10 +445,14 @@ def reward_bits(rewards: npt.NDArray[np.float64], reward_dtype: str) -> npt.NDAr
     return bits
 
 
-def _stack(meta: Meta, columns: Sequence[list[Any]], order: npt.NDArray[np.int64]) -> list[Values]:
-    """The kept values of slots, in this order, as a block holds them."""
+def _stack(meta: Meta, columns: Sequence[list[Any]], order: npt.NDArray[np.int64], reset: npt.NDArray[np.bool_]) -> list[Values]:
+    """The kept values of slots, in this order, as a block holds them; a reset has no action."""
     stacked: list[Values] = []
-    for (_, layout), column in zip(layouts_of(meta), columns):
+    for (name, layout), column in zip(layouts_of(meta), columns):
+        if name.startswith("values_act"):
+            column = list(column)
+            for slot in order[reset]:
+                column[slot] = None
         if layout is None:
             texts = [column[slot] or b"" for slot in order]
             lengths = np.array([len(text) for text in texts], np.int64)

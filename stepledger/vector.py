@@ -251,9 +251,10 @@ class LedgerVectorEnv(VectorWrapper):
 
     def _receive(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: dict[str, Any]) -> None:
         def final(env: int) -> Any:
-            if "final_obs" not in infos or not infos.get("_final_obs", infos["final_obs"])[env]:
+            given, mask = infos.get("final_obs"), infos.get("_final_obs")
+            if given is None or given[env] is None or (mask is not None and not mask[env]):
                 return MISSING_OBSERVATION
-            return infos["final_obs"][env]
+            return given[env]
 
         self._rows.receive(observations, rewards, terminated, truncated, final)
 
