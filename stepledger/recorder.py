@@ -53,7 +53,7 @@ ABSENT = 255
 #: Events that may be lost when the process is killed: a full block is written.
 FLUSH_EVENTS = 8192
 #: Seconds after which a block is written even if it isn't full, while events arrive.
-FLUSH_SECONDS = 5.0
+FLUSH_SECONDS = 1.0
 #: Events that are kept in memory while nobody has said where to write.
 _WAITING_EVENTS = 1 << 20
 #: Bytes of kept values after which a block is written.

@@ -24,6 +24,9 @@ __all__ = ["transition_hop"]
 #: Fields of a transition.
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 
+#: Sampled steps that hold the same and are tried for one learned transition.
+_CANDIDATES = 16
+
 Columns = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
 
@@ -35,7 +38,7 @@ def transition_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger
     tally = Tally(name)
     sampled = _Sampled(firsts)
     learned = _concatenate([_learned(stream) for ledger in seconds for stream in ledger.streams.values()])
-    at = sampled.find(learned)
+    at = sampled.find(learned, seconds[0].meta)
     differences = _Differences(tally, sampled)
     times = np.zeros(len(sampled), np.int64)
     found = np.flatnonzero(at >= 0)
@@ -108,17 +111,17 @@ def _concatenate(parts: list[Columns]) -> Columns:
 
 
 class _Index:
-    """Finds rows by a 64-bit key; of several with one key, the first."""
+    """Finds rows by a 64-bit key."""
 
     def __init__(self, keys: npt.NDArray[np.uint64]) -> None:
         self._order = np.argsort(keys, kind="stable")
         self._sorted = keys[self._order]
 
-    def find(self, keys: npt.NDArray[np.uint64]) -> Ints:
-        """For each key its row, or -1."""
+    def find(self, keys: npt.NDArray[np.uint64], rank: int = 0) -> Ints:
+        """For each key its row, or -1; of several rows with one key, the one of this rank."""
         if not len(self._sorted):
             return np.full(len(keys), -1)
-        at = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+        at = np.minimum(np.searchsorted(self._sorted, keys) + rank, len(self._sorted) - 1)
         return np.where(self._sorted[at] == keys, self._order[at], -1)
 
 
@@ -160,21 +163,61 @@ class _Sampled:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def find(self, learned: Columns) -> Ints:
+    def find(self, learned: Columns, meta: Meta) -> Ints:
         """For each learned transition the row of the step it begins with, or -1."""
         own = self.columns
         at = _Index(_mixed(own["h_id"], own["t"])).find(_mixed(learned["h_id"], learned["t"]))
-        # With a replay buffer's id in place of the sampler's: by what the transition holds. If one part was changed, the others still
-        # lead to it, and the comparison names the part.
-        for fields in (("obs", "action", "t"), ("obs", "action"), ("action", "next_obs", "t"), ("obs", "next_obs")):
-            missing = np.flatnonzero(at < 0)
-            if not len(missing):
-                break
-            rows = missing if "next_obs" not in fields else missing[learned["n"][missing] == 1]
+        if not meta.get("replays"):
+            return at
+        # A replay buffer may have put another id in place of the sampler's. Then the transition is found by what it holds. If one part
+        # was changed, the others lead to it, and the comparison names the part; not where its own step may be lost with an open end.
+        whole = [("obs", "action", "t"), ("obs", "action")]
+        parts = [] if any(self._open_streams) else [("action", "next_obs", "t"), ("obs", "next_obs")]
+        for fields in whole + parts:
+            rows = np.flatnonzero((at < 0) & ((learned["n"] == 1) | ("next_obs" not in fields)))
+            if not len(rows):
+                continue
             known = np.flatnonzero(own["obs_known"]) if "obs" in fields else np.arange(len(self))
-            hits = _Index(_mixed(*(own[field][known] for field in fields))).find(_mixed(*(learned[field][rows] for field in fields)))
-            at[rows[hits >= 0]] = known[hits[hits >= 0]]
+            index = _Index(_mixed(*(own[field][known] for field in fields)))
+            keys = _mixed(*(learned[field][rows] for field in fields))
+            at[rows] = self._best(index, known, keys, {field: column[rows] for field, column in learned.items()}, meta)
         return at
+
+    def _best(self, index: _Index, known: Ints, keys: npt.NDArray[np.uint64], learned: Columns, meta: Meta) -> Ints:
+        """Of the rows with these keys, those that agree in everything; else the first; -1 where there is none."""
+        chosen = np.full(len(keys), -1)
+        open_ = np.arange(len(keys))
+        for rank in range(_CANDIDATES):
+            hits = index.find(keys[open_], rank)
+            open_, hits = open_[hits >= 0], known[hits[hits >= 0]]
+            if not len(open_):
+                break
+            if rank == 0:
+                chosen[open_] = hits
+            unequal = self.unequal(hits, {field: column[open_] for field, column in learned.items()}, meta)
+            agree = ~np.logical_or.reduce(list(unequal.values()))
+            chosen[open_[agree]] = hits[agree]
+            open_ = open_[~agree]
+        return chosen
+
+    def unequal(self, at: Ints, learned: Columns, meta: Meta) -> dict[str, npt.NDArray[np.bool_]]:
+        """For each field, where learned transitions differ from the sampled ones that begin in these rows."""
+        own, end = self.columns, self.ends(at, learned["n"])
+        expected = {
+            "obs": own["obs"][at],
+            "action": own["action"][at],
+            "reward": self.rewards(at, end, float(meta.get("gamma", 1.0))),
+            "next_obs": own["next_obs"][end],
+            "terminated": own["terminated"][end],
+            "truncated": own["truncated"][end],
+        }
+        found = {field: learned[field] for field in FIELDS}
+        if meta.get("flags") == "exclusive":
+            for side in (expected, found):
+                side["truncated"] = side["truncated"] & ~side["terminated"]
+        unequal = {field: found[field] != expected[field] for field in FIELDS}
+        unequal["obs"] &= own["obs_known"][at]
+        return unequal
 
     def ends(self, at: Ints, n: Ints) -> Ints:
         """The rows of the last steps of transitions over n steps that begin in these rows, or where their episodes end before."""
@@ -257,23 +300,10 @@ class _Differences:
 
 def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: Ints, meta: Meta) -> None:
     """Compare learned transitions with the sampled ones that begin in the rows ``at``."""
-    own, end = sampled.columns, sampled.ends(at, learned["n"])
-    expected = {
-        "obs": own["obs"][at],
-        "action": own["action"][at],
-        "reward": sampled.rewards(at, end, float(meta.get("gamma", 1.0))),
-        "next_obs": own["next_obs"][end],
-        "terminated": own["terminated"][end],
-        "truncated": own["truncated"][end],
-    }
-    if meta.get("flags") == "exclusive":
-        for side in (expected, learned):
-            side["truncated"] = side["truncated"] & ~side["terminated"]
-    unequal = {field: learned[field] != expected[field] for field in FIELDS}
-    unequal["obs"] &= own["obs_known"][at]
+    unequal = sampled.unequal(at, learned, meta)
     tally.events += len(at)
     for field, mask in unequal.items():
-        tally.compared[field] = int(own["obs_known"][at].sum()) if field == "obs" else len(at)
+        tally.compared[field] = int(sampled.columns["obs_known"][at].sum()) if field == "obs" else len(at)
         tally.different[field] = int(mask.sum())
     for row in np.flatnonzero(np.logical_or.reduce(list(unequal.values()))).tolist():
         differences.keep(sampled.place(int(at[row])), tuple(field for field in FIELDS if unequal[field][row]), "changed")

@@ -304,6 +304,7 @@ class LearnerTap(ConnectorV2):
             each_step_once=run.algorithm in EACH_STEP_ONCE,
             # A replay buffer joins an episode's chunks by SingleAgentEpisode.concat_episode(), which keeps one end flag (ray 2.60).
             flags="exclusive" if run.replays else "both",
+            replays=run.replays,
             run=run.id,
         )
         self._reward_dtype: str = meta["reward_dtype"]
