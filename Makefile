@@ -31,7 +31,7 @@ test: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --exclude '*.md' .
 	$(BIN)/mypy
 
 bench: $(READY)
