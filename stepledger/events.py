@@ -226,11 +226,16 @@ class _Pair:
             return "nothing"
         which = {"obs": "values_obs_", "action": "values_act_"}[name]
         leaves = [column[i] for leaf, column in sorted(stream.values.items(), key=_leaf_order) if leaf.startswith(which)]
-        return ", ".join(leaf if isinstance(leaf, str) else np.array2string(leaf, separator=", ", threshold=64) for leaf in leaves)
+        return ", ".join(leaf if isinstance(leaf, str) else _in_one_line(leaf) for leaf in leaves)
 
 
 def _events(number: int) -> str:
     return f"{number:,} event{'s' if number > 1 else ''}"
+
+
+def _in_one_line(value: npt.NDArray[Any]) -> str:
+    """The value with as many digits as tell it from its neighbours, so that the least difference shows."""
+    return " ".join(np.array2string(value, separator=", ", threshold=64, floatmode="unique").split())
 
 
 def _leaf_order(item: tuple[str, Any]) -> int:
