@@ -46,6 +46,8 @@ def compare(
 def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
     if not env_side.exists() and trainer_side is None:
         raise LedgerError(f"{env_side} is not there: name the directory that the ledgers were written to.")
+    if trainer_side is not None and trainer_side.is_dir():
+        raise LedgerError(f"{trainer_side} is a directory: name the file that was given to LedgerVectorEnv or LedgerVecEnv.")
     if env_side.is_dir():
         trainer = None if trainer_side is None else trainer_side.with_suffix("").resolve()
         paths = [path for path in find(env_side) if path.with_suffix("").resolve() != trainer]
@@ -77,12 +79,12 @@ def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None)
     groups: dict[str, list[Ledger]] = {}
     for ledger in ledgers:
         groups.setdefault(ledger.meta.get("group", ""), []).append(ledger)
-    counter = Counter(sum(ledger.events for ledger in ledgers), progress)
+    taps = {group: {tap: some for tap in TAPS if (some := [one for one in groups[group] if one.meta["tap"] == tap])} for group in groups}
+    counter = Counter(sum(ledger.events for by_tap in taps.values() for tap in [*by_tap][:-1] for ledger in by_tap[tap]), progress)
     hops: list[Hop] = []
     differences: list[Difference] = []
-    for group in sorted(groups):
-        by_tap = {tap: [ledger for ledger in groups[group] if ledger.meta["tap"] == tap] for tap in TAPS}
-        present = [tap for tap in TAPS if by_tap[tap]]
+    for group, by_tap in sorted(taps.items()):
+        present = [*by_tap]
         if len(present) < 2:
             what = f"only ledgers of the tap {present[0]!r}" if present else "no ledgers of a known tap"
             raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
@@ -92,8 +94,10 @@ def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None)
             hop, found = hop_of(name, by_tap[first], by_tap[second], counter)
             hops.append(hop)
             differences += found
+    counter.finish()
     if not any(hop.streams for hop in hops):
-        raise LedgerError(f"{hops[0].unpaired[0]}; nothing was compared.")
+        unpaired = [sentence for hop in hops for sentence in hop.unpaired] or ["no environment is on both sides"]
+        raise LedgerError(f"{unpaired[0]}; nothing was compared.")
     return Comparison(tuple(hops), tuple(differences))
 
 

@@ -160,6 +160,7 @@ _OPTIONAL_ENTRIES: Meta = {
     "conflicts_with": str,
     "in_flight": bool,
     "flags": str,
+    "group": str,
     "each_step_once": bool,
     "gamma": (int, float),
 }

@@ -115,6 +115,8 @@ def read(path: str | os.PathLike[str]) -> Ledger:
         LedgerError: There is no such file, it is no ledger, of another version, or damaged.
     """
     path = Path(path)
+    if path.is_dir():
+        raise LedgerError(f"{path} is a directory: name one of the files in it.")
     sealed, journal = path.with_suffix(SEALED), path.with_suffix(JOURNAL)
     if path.suffix not in (SEALED, JOURNAL):
         sealed = path

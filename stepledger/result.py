@@ -157,6 +157,10 @@ class Counter:
         if self._progress is not None:
             self._progress(self._done, self._total)
 
+    def finish(self) -> None:
+        """Count what was left out."""
+        self.add(self._total - self._done)
+
 
 @dataclass
 class Tally:
