@@ -42,10 +42,17 @@ class Edit(NamedTuple):
     length: int
 
 
-def align(first: Keys, second: Keys) -> Iterator[Edit]:
-    """The edits that turn the first sequence into the second, in order; neighbouring ones of a kind are joined."""
+def align(first: Keys, second: Keys, like: tuple[Keys, Keys] | None = None) -> Iterator[Edit]:
+    """The edits that turn the first sequence into the second, in order; neighbouring ones of a kind are joined.
+
+    Args:
+        first: A key for each event of the one side.
+        second: Of the other.
+        like: Further keys of both, of which equal ones say that two events are likely one and the same, changed. They decide between
+            scripts of one length.
+    """
     last: Edit | None = None
-    for edit in _edits(first, second):
+    for edit in _edits(first, second, like):
         if last is not None and last.kind == edit.kind and _end(last) == (edit.first, edit.second):
             last = last._replace(length=last.length + edit.length)
             continue
@@ -63,7 +70,7 @@ def _end(edit: Edit) -> tuple[int, int]:
     )
 
 
-def _edits(first: Keys, second: Keys) -> Iterator[Edit]:
+def _edits(first: Keys, second: Keys, like: tuple[Keys, Keys] | None) -> Iterator[Edit]:
     i = j = 0
     window = WINDOW
     while True:
@@ -71,7 +78,7 @@ def _edits(first: Keys, second: Keys) -> Iterator[Edit]:
         i, j = i + equal, j + equal
         if i == len(first) or j == len(second):
             break
-        found = _shortest_script(first, second, i, j)
+        found = _shortest_script(first, second, i, j, like)
         if found is not None:
             window = WINDOW
         else:
@@ -101,7 +108,7 @@ def _common_prefix(first: Keys, second: Keys, i: int, j: int) -> int:
     return limit
 
 
-def _shortest_script(first: Keys, second: Keys, i: int, j: int) -> list[Edit] | None:
+def _shortest_script(first: Keys, second: Keys, i: int, j: int, like: tuple[Keys, Keys] | None) -> list[Edit] | None:
     """The shortest script from here to `RESYNC` equal events, or to the end of both; `None` if it takes more than `MAX_EDITS`."""
     reach = MAX_EDITS + RESYNC + 1
     a, b = first[i : i + reach].tolist(), second[j : j + reach].tolist()
@@ -126,23 +133,24 @@ def _shortest_script(first: Keys, second: Keys, i: int, j: int) -> list[Edit] | 
             now[diagonal] = x
             if run >= RESYNC or (whole_a and whole_b and x == len(a) and x + diagonal == len(b)):
                 furthest.append(now)
-                return _trace(furthest, diagonal, x, i, j)
+                return _trace(furthest, diagonal, x, i, j, like)
         furthest.append(now)
     return None
 
 
-def _trace(furthest: list[dict[int, int]], diagonal: int, x: int, i: int, j: int) -> list[Edit]:
+def _trace(furthest: list[dict[int, int]], diagonal: int, x: int, i: int, j: int, like: tuple[Keys, Keys] | None) -> list[Edit]:
     """The script that reached this point, from its end to its beginning and then turned round."""
     script: list[Edit] = []
     for edits in range(len(furthest) - 1, 0, -1):
         before = furthest[edits - 1]
-        # Of scripts of one length, the one that changes events first: an end that only one side saw changes the step, and then there is
-        # a reset too many or too few. The other way round, the reset would be compared with a step.
-        reached = {
-            "lost": before.get(diagonal + 1, -2) + 1,
-            "extra": before.get(diagonal - 1, -2),
-            "changed": before.get(diagonal, -2) + 1,
-        }
+        changed = before.get(diagonal, -2) + 1
+        reached = {"lost": before.get(diagonal + 1, -2) + 1, "extra": before.get(diagonal - 1, -2)}
+        # Of scripts of one length, the one that changes events into like ones, else the one that changes events first: an end that only
+        # one side saw changes the step, and then there is a reset too many or too few. Otherwise the reset would be compared with a step.
+        if like is not None and changed > 0 and like[0][i + changed - 1] == like[1][j + changed - 1 + diagonal]:
+            reached = {"changed": changed, **reached}
+        else:
+            reached["changed"] = changed
         kind = max(reached, key=lambda name: reached[name])
         at = reached[kind]
         if kind == "changed":

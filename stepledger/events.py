@@ -83,7 +83,9 @@ class _Pair:
         return self.kept
 
     def _align(self) -> list[Edit]:
-        edits = list(align(self._keys(self.a), self._keys(self.b)))
+        same_call = [name for name in ("kind", "action") if name in self.fields]
+        like = self._keys(self.a, same_call), self._keys(self.b, same_call)
+        edits = list(align(self._keys(self.a, self.fields), self._keys(self.b, self.fields), like))
         equal = len(self.first) - sum(edit.length for edit in edits if edit.kind != "extra")
         self._count_compared(equal, {})
         return edits
@@ -182,10 +184,10 @@ class _Pair:
             self.tally.notes.append(f"{stream_name(self.first.key)}: {steps:,} steps of an episode that was cut off never left the sampler")
         return True
 
-    def _keys(self, data: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
+    def _keys(self, data: dict[str, npt.NDArray[Any]], fields: Iterable[str]) -> npt.NDArray[np.uint64]:
         """One 64-bit key per event: equal events have equal keys, others almost surely not."""
         keys = np.zeros(len(data["kind"]), np.uint64)
-        for name in self.fields:
+        for name in fields:
             # Multiply and shift, so that equal parts in different columns don't cancel (the constant is splitmix64's).
             keys = (keys ^ data[name].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
             keys ^= keys >> np.uint64(29)
