@@ -25,7 +25,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
-from stepledger import Comparison, LedgerEnv, LedgerVectorEnv, compare
+from stepledger import Comparison, LedgerEnv, LedgerVectorEnv, compare, read
 
 ENVS = 3
 
@@ -121,7 +121,7 @@ class Boundary:
         directory: For the ledgers and the log.
         fault: Its name.
         level: ``"env"``: made in the environment's process; ``"vector"``: in the trainer's.
-        dose: ``"one"`` event, a ``"rate"`` of all, or ``"every"`` one.
+        dose: ``"one"`` event, ``"some"``: one in a hundred, ``"many"``: one in ten, or ``"every"`` one.
         observation_space: Of each environment.
         action_space: Of each environment.
     """
@@ -144,10 +144,11 @@ class Boundary:
         self.only = seed % ENVS if dose == "one" else None
         self.dose = {
             "one": Dose(at=seed // ENVS % (3 if rare else 20)),
-            "rate": with_an_injection(Dose(0.2 if rare else 0.01, seed), within=4 if rare else 30),
+            "some": with_an_injection(Dose(0.2 if rare else 0.01, seed), within=4 if rare else 30),
+            "many": Dose(0.5 if rare else 0.1, seed),
             "every": Dose(),
         }[dose]
-        self.steps = {"one": 80 if rare else 40, "rate": 100, "every": 50}[dose]
+        self.steps = {"one": 80 if rare else 40, "some": 100, "many": 100, "every": 50}[dose]
 
     def makers(self, exclusive: bool = False) -> list[Callable[[], gym.Env]]:
         return [functools.partial(self._make, index, exclusive) for index in range(ENVS)]
@@ -260,7 +261,7 @@ def spaces_for(fault: str) -> tuple[spaces.Space, ...]:
     return (IMAGE,) if fault in ("obs:bgr", "obs:transpose") else ()
 
 
-@pytest.mark.parametrize("dose", ["one", "rate"])
+@pytest.mark.parametrize("dose", ["one", "some"])
 @pytest.mark.parametrize(("mode", "fault", "level", "vector"), cases(MODES, VECTORS))
 def test_a_fault_is_found_where_it_was_made(tmp_path: Path, mode: str, fault: str, level: str, vector: str, dose: str) -> None:
     boundary = Boundary(tmp_path, fault, level, dose, *spaces_for(fault))
@@ -268,7 +269,7 @@ def test_a_fault_is_found_where_it_was_made(tmp_path: Path, mode: str, fault: st
 
 
 @pytest.mark.sb3
-@pytest.mark.parametrize("dose", ["one", "rate"])
+@pytest.mark.parametrize("dose", ["one", "some"])
 @pytest.mark.parametrize(("where", "fault", "level", "vector"), cases(["sb3"], SB3))
 def test_a_fault_in_sb3_is_found_where_it_was_made(tmp_path: Path, where: str, fault: str, level: str, vector: str, dose: str) -> None:
     boundary = Boundary(tmp_path, fault, level, dose, *spaces_for(fault))
@@ -280,14 +281,26 @@ def test_the_matrix_has_every_fault() -> None:
     assert {case.values[1] for case in cases(["sb3"], SB3)} == set(FAULTS) - {"both:as_terminated"}
 
 
-#: Replies that no longer agree from one step on have no dose; a trainer that is told of an end at every step sees no step at all.
-EVERY = [fault for fault in FAULTS if not fault.startswith(("step", "reset", "reply", "streams")) and not fault.endswith("spurious")]
+@pytest.mark.parametrize(("mode", "fault", "level", "vector"), cases(MODES, ["sync"]))
+def test_a_fault_that_is_made_often_is_found_each_time(tmp_path: Path, mode: str, fault: str, level: str, vector: str) -> None:
+    boundary = Boundary(tmp_path, fault, level, "many", *spaces_for(fault))
+    boundary.check(boundary.run(vector, mode))
+
+
+#: These change all replies from one step on, whatever the dose.
+EVERY = [fault for fault in FAULTS if fault not in ("reply:shifted", "streams:swapped")]
 
 
 @pytest.mark.parametrize(("mode", "fault", "level", "vector"), cases(MODES, ["sync"], EVERY))
 def test_a_fault_at_every_event_is_found_at_every_event(tmp_path: Path, mode: str, fault: str, level: str, vector: str) -> None:
     boundary = Boundary(tmp_path, fault, level, "every", *spaces_for(fault))
-    boundary.check(boundary.run(vector, mode))
+    comparison = boundary.run(vector, mode)
+    if fault in ("step:lost", "reset:lost") or (fault.endswith("spurious") and level == "vector" and mode == "SameStep"):
+        # No two events in a row are left that both sides have, so only the first place is sure.
+        first = {one.env: (one.episode, one.step) for one in reversed(read_log(boundary.log))}
+        assert {one.env: (one.episode, one.step) for one in reversed(comparison.differences)} == first
+    else:
+        boundary.check(comparison)
 
 
 OBSERVATIONS = [name for name in FAULTS if name.startswith(("obs", "final_obs"))]
@@ -312,7 +325,7 @@ OTHER_SPACES = {
     ],
 )
 def test_a_fault_is_found_in_other_spaces(tmp_path: Path, space: str, mode: str, fault: str, level: str, vector: str) -> None:
-    boundary = Boundary(tmp_path, fault, level, "rate", *OTHER_SPACES[space][0])
+    boundary = Boundary(tmp_path, fault, level, "some", *OTHER_SPACES[space][0])
     boundary.check(boundary.run(vector, mode))
 
 
@@ -326,7 +339,7 @@ def test_a_fault_is_found_in_other_spaces(tmp_path: Path, space: str, mode: str,
     ],
 )
 def test_a_fault_in_sb3_is_found_in_other_spaces(tmp_path: Path, space: str, where: str, fault: str, level: str, vector: str) -> None:
-    boundary = Boundary(tmp_path, fault, level, "rate", *OTHER_SPACES[space][0])
+    boundary = Boundary(tmp_path, fault, level, "some", *OTHER_SPACES[space][0])
     boundary.check(boundary.run_sb3(vector))
 
 
@@ -392,7 +405,7 @@ WRONG: dict[str, Callable[[list[Injection]], list[Injection]]] = {
 
 @pytest.fixture(scope="module")
 def rounded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, list[Injection]]:
-    boundary = Boundary(tmp_path_factory.mktemp("rounded"), "obs:f16", "vector", "rate")
+    boundary = Boundary(tmp_path_factory.mktemp("rounded"), "obs:f16", "vector", "some")
     return boundary.run("sync", "NextStep"), read_log(boundary.log)
 
 
@@ -503,6 +516,29 @@ def drive_with_resets(envs: VectorEnv, steps: int) -> None:
 @every(VECTORS)
 def test_resets_by_hand_are_silent(tmp_path: Path, vector: str, mode: str) -> None:
     run_control(tmp_path, vector, mode, 500, drive=drive_with_resets)
+
+
+def test_the_reset_that_a_reset_by_hand_brings_once_more_is_found(tmp_path: Path) -> None:
+    """AsyncVectorEnv without shared memory resets an environment that had ended again at the next step, and calls that a step.
+
+    A fault of Gymnasium, seen in 1.0 to 1.4; where it is mended, there is nothing to find.
+    """
+    envs = vector_of(makers(tmp_path / "envs"), "async", shared_memory=False)
+    envs = LedgerVectorEnv(envs, tmp_path / "trainer")
+    envs.action_space.seed(0)
+    envs.reset(seed=0)
+    ended = np.zeros(ENVS, bool)
+    while not ended.any():
+        _, _, terminated, truncated, _ = envs.step(envs.action_space.sample())
+        ended = terminated | truncated
+    envs.reset()
+    envs.step(envs.action_space.sample())
+    envs.close()
+    # All were reset twice, and stepped last; unless that step was one more reset.
+    again = {env for env in range(ENVS) if read(tmp_path / "envs" / f"env-{env}.npz").streams[env].columns["kind"][-1] == 0}
+    assert again <= set(np.flatnonzero(ended))
+    comparison = compare(tmp_path / "envs", tmp_path / "trainer.npz")
+    assert [place(one) for one in comparison.differences] == [(env, 2, 0, "changed", "action", "kind") for env in sorted(again)]
 
 
 def float64(value: Any) -> Any:
