@@ -11,7 +11,9 @@ incomplete.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -31,14 +33,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal can't show
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()  # here, while what goes wrong with it can still be handled
+        return status
     except LedgerError as error:
         print(f"stepledger: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of our output (head, a pager) has gone
-        sys.stderr.close()
-        return 2
+    except OSError as error:
+        # What is still in the buffer would be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # the reader of our output (head, a pager) has gone
+            print(f"stepledger: the output can't be written ({error.strerror}): make room, or write it elsewhere.", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
