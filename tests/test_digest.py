@@ -26,6 +26,9 @@ class Foreign:
     def __init__(self, array: Any) -> None:
         self._array = np.asarray(array)
 
+    def __repr__(self) -> str:
+        return f"Foreign({self._array.tolist()})"
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self._array if dtype is None else self._array.astype(dtype)
 
