@@ -154,10 +154,10 @@ def test_of_two_scripts_of_one_length_the_one_that_changes_in_place_is_taken() -
     ids=["random", "random, one short", "constant", "periodic", "every fifth", "reversed"],
 )
 def test_time_is_bounded_when_everything_differs(first: np.ndarray, second: np.ndarray) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     edits = list(align(first, second))
     # Some ten times what it takes, and some hundred times less than a quadratic search of it would.
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert_leads_from_first_to_second(edits, first, second)
 
 
@@ -165,7 +165,7 @@ def test_time_is_bounded_when_everything_differs(first: np.ndarray, second: np.n
 def test_time_is_bounded_when_faults_are_dense(rate: float) -> None:
     first = random_keys(50_000)
     second = np.where(np.random.default_rng(0).random(len(first)) < rate, random_keys(len(first), seed=2), first)
-    start = time.perf_counter()
+    start = time.process_time()
     edits = list(align(first, second))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert_leads_from_first_to_second(edits, first, second)

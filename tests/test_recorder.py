@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -655,6 +656,47 @@ def test_a_ledger_that_cannot_be_sealed_stays_a_journal(tmp_path: Path, monkeypa
     assert comparison.equal
     assert comparison.events > 30
     assert comparison.exit_status == 3
+
+
+@pytest.mark.parametrize("after", [0, 1, 100])
+def test_an_interrupt_while_a_block_is_being_written_reaches_the_user_and_marks_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(recorder_module, "FLUSH_EVENTS", 50)
+    envs = walks(tmp_path, n=1)
+    drive(envs, 200)
+    journal = envs.envs[0]._recorder._journal
+    file = journal._file
+
+    class Interrupted:
+        def write(self, data: Any) -> int:
+            journal._file = file
+            file.write(bytes(data[:after]))
+            raise KeyboardInterrupt
+
+    journal._file = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        drive(envs, 200)
+    drive(envs, 20)  # somebody caught it, and goes on
+    envs.close()
+    ledger = read(tmp_path / "env-0.npz")
+    assert ledger.meta["stopped"].startswith("KeyboardInterrupt")
+    comparison = compare(tmp_path)
+    assert comparison.equal
+    assert comparison.exit_status == 3
+    assert comparison.events >= 200
+
+
+def test_a_directory_that_is_taken_away_while_recording_costs_the_ledgers_not_the_training(tmp_path: Path) -> None:
+    envs = walks(tmp_path / "ledger", n=2)
+    drive(envs, 10)
+    shutil.rmtree(tmp_path / "ledger")
+    drive(envs, 10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        envs.close()
+    assert len(recording_warnings(caught)) == 3
+    assert envs.closed
 
 
 class Broken(Walk):

@@ -14,6 +14,8 @@ from common import MODES, VECTORS, Walk, assert_equal, drive, run_walks, vector_
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stepledger import LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
 
@@ -49,6 +51,72 @@ def test_episodes_of_length_one_and_a_single_environment(tmp_path: Path, kind: s
     comparison = compare(tmp_path)
     assert_equal(comparison)
     assert comparison.hops[0].fields["terminated"].compared == comparison.events
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    calls=st.lists(st.sampled_from(["step"] * 8 + ["reset", "mask", "flush"]), max_size=60),
+    lengths=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=3),
+    mode=st.sampled_from(MODES),
+    block=st.integers(1, 12),
+    keep_values=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_whatever_is_called_and_wherever_blocks_end_there_is_no_false_alarm(
+    tmp_path_factory: pytest.TempPathFactory,
+    calls: list[str],
+    lengths: list[list[int]],
+    mode: str,
+    block: int,
+    keep_values: bool,
+    seed: int,
+) -> None:
+    directory = tmp_path_factory.mktemp("calls")
+    rng = np.random.default_rng(seed)
+    n = len(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepledger.recorder.FLUSH_EVENTS", block)
+        makers = [functools.partial(walk, directory, index, tuple(lengths[index]), keep_values=keep_values) for index in range(n)]
+        envs = LedgerVectorEnv(vector_of(makers, "sync", mode), directory / "trainer.npz", keep_values=keep_values)
+        envs.reset()
+        ended = np.zeros(n, bool)
+        for call in calls:
+            if mode == "Disabled" and ended.any() and call != "reset":
+                envs.reset(options={"reset_mask": ended | (rng.random(n) < 0.3)})
+                ended[:] = False
+            if call == "step":
+                ended = np.logical_or(*envs.step(rng.integers(0, 4, n))[2:4])
+            elif call == "flush":
+                envs.call("flush")
+                envs.flush()
+                assert_equal(compare(directory))
+            elif call == "mask" and len(MODES) > 1:
+                mask = rng.random(n) < 0.5
+                mask[rng.integers(n)] = True
+                envs.reset(options={"reset_mask": mask})
+                ended[mask] = False
+            else:
+                envs.reset()
+                ended[:] = False
+        envs.close()
+    comparison = compare(directory)
+    assert_equal(comparison)
+    assert comparison.events >= n + n * calls.count("step") * (mode != "NextStep")
+    trainer = read(directory / "trainer.npz")
+    for index in range(n):
+        given, received = read(directory / f"env-{index}.npz").streams[index], trainer.streams[index]
+        for name, values in received.values.items():
+            np.testing.assert_array_equal(values, given.values[name])
+
+
+def test_more_environments_than_a_block_has_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepledger.recorder.FLUSH_EVENTS", 4)
+    envs = walks(tmp_path, n=12)
+    drive(envs, 30)
+    envs.close()
+    comparison = compare(tmp_path)
+    assert_equal(comparison)
+    assert comparison.hops[0].streams == 12
 
 
 @pytest.mark.parametrize("mode", MODES)
