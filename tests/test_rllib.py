@@ -28,7 +28,7 @@ from stepledger import Comparison, LedgerError, compare  # noqa: E402
 from stepledger.cli import main  # noqa: E402
 from stepledger_ray import LedgerCallback, attach, finish  # noqa: E402
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
 class Walk(gym.Env):
@@ -52,16 +52,6 @@ class Walk(gym.Env):
             self._ends += self._left == 0
             self._left = int(self.np_random.integers(4, 12)) if self._left < 0 else 0
         return self.np_random.standard_normal(3).astype(np.float32), float(self.np_random.normal()), *end, {}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cluster():
-    # The workers import this module and the faults by name.
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples")])
-    environment = {"env_vars": {"PYTHONPATH": paths}}
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error", runtime_env=environment)
-    yield
-    ray.shutdown()
 
 
 def config(runners: int = 0, envs: int = 2, mode: str = "sync", env: Any = Walk, **env_config: Any) -> PPOConfig:

@@ -1,0 +1,162 @@
+"""What each algorithm learns from is found again among what was sampled, through replay buffers, aggregators and restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
+from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
+from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer  # noqa: E402
+from test_rllib import HOPS, Walk, config, hop, record  # noqa: E402
+
+from stepledger import Comparison, compare  # noqa: E402
+from stepledger_ray import attach  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+PRIORITIZED, UNIFORM = "PrioritizedEpisodeReplayBuffer", "EpisodeReplayBuffer"
+
+
+def sampling(one: Any, runners: int = 0, mode: str = "sync", **env_config: Any) -> Any:
+    return (
+        one.environment(Walk, env_config=env_config)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=2, rollout_fragment_length=20, gym_env_vectorize_mode=mode)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .reporting(min_sample_timesteps_per_iteration=100, min_time_s_per_iteration=0)
+        .debugging(seed=0)
+    )
+
+
+def replaying(one: Any, buffer: Any, n_step: Any = 1) -> Any:
+    return one.training(
+        n_step=n_step,
+        train_batch_size_per_learner=32,
+        num_steps_sampled_before_learning_starts=50,
+        replay_buffer_config={"type": buffer, "capacity": 1000},
+    )
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "DQN, prioritized, 1 step": lambda: sampling(replaying(DQNConfig(), PRIORITIZED), box=False),
+    "DQN, prioritized, 3 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, 3), mode="async", box=False),
+    "DQN, prioritized, 1 to 4 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, (1, 5)), box=False),
+    "DQN, uniform": lambda: sampling(replaying(DQNConfig(), UNIFORM), 1, box=False),
+    "SAC, uniform": lambda: sampling(replaying(SACConfig(), UNIFORM), mode="async"),
+    "APPO": lambda: sampling(APPOConfig().training(train_batch_size_per_learner=80), 1),
+    "IMPALA, no aggregator": lambda: sampling(
+        IMPALAConfig().learners(num_aggregator_actors_per_learner=0).training(train_batch_size_per_learner=80), 1
+    ),
+    "IMPALA, two aggregators": lambda: sampling(
+        IMPALAConfig().learners(num_learners=1, num_aggregator_actors_per_learner=2).training(train_batch_size_per_learner=80), 1
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_clean_run_is_silent_and_its_coverage_adds_up(tmp_path, case):
+    result = record(tmp_path, CASES[case](), iterations=2)
+    assert result.exit_status == 0, str(result)
+    learner = hop(result, HOPS[2])
+    coverage = learner.coverage
+    assert learner.events > 50
+    assert coverage["sampled"] == coverage["learned_once"] + coverage["learned_more_than_once"] + coverage["never_learned"]
+    if not case.startswith(("DQN", "SAC")):
+        assert coverage["learned_more_than_once"] == 0
+
+
+def test_two_learners_share_what_was_sampled(tmp_path):
+    result = record(tmp_path, config().learners(num_learners=2))
+    assert result.exit_status == 0, str(result)
+    coverage = hop(result, HOPS[2]).coverage
+    assert coverage["learned_once"] == coverage["sampled"] > 0
+    assert len(list(tmp_path.glob("learner-*.npz"))) == 2
+
+
+class WrongEpisodeReplayBuffer(EpisodeReplayBuffer):
+    """Changes the fifth transition of each sample."""
+
+    fault = ""
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        samples = super().sample(*args, **kwargs)
+        one = samples[5]
+        if self.fault == "stale_obs":
+            one.observations.data[0] = samples[6].observations.data[0]
+        elif self.fault == "wrong_successor":
+            one.observations.data[1] = samples[6].observations.data[1]
+        elif self.fault == "reward":
+            one.rewards.data[0] += 1
+        elif self.fault == "never_sampled":
+            one.id_ = "nobody's"
+            one.observations.data = [np.asarray(part) + 1 for part in one.observations.data]
+            one.actions.data = [np.asarray(part) + 1 for part in one.actions.data]
+        return samples
+
+
+@pytest.mark.parametrize(
+    ("fault", "field", "kind"),
+    [
+        ("stale_obs", "obs", "changed"),
+        ("wrong_successor", "next_obs", "changed"),
+        ("reward", "reward", "changed"),
+        ("never_sampled", "event", "extra"),
+    ],
+)
+def test_faults_of_a_replay_buffer_are_found_at_the_learner(tmp_path, fault, field, kind, monkeypatch):
+    monkeypatch.setattr(WrongEpisodeReplayBuffer, "fault", fault)
+    buffer = f"{__name__}.WrongEpisodeReplayBuffer"
+    result = record(tmp_path, sampling(replaying(SACConfig(), buffer)), iterations=1)
+    assert {one.hop for one in result.differences} == {HOPS[2]}
+    assert {(one.fields, one.kind) for one in result.differences} == {((field,), kind)}
+
+
+def kill_a_runner(tmp_path: Path, mode: str) -> Comparison:
+    one = config(2, mode=mode).fault_tolerance(restart_failed_env_runners=True)
+    algorithm = attach(one, tmp_path).build_algo()
+    pids = algorithm.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+    algorithm.train()
+    os.kill(pids[0], signal.SIGKILL)
+    for _ in range(60):
+        algorithm.train()
+        if list(tmp_path.glob("runner-1.1*")):
+            break
+    algorithm.train()
+    algorithm.stop()
+    return compare(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_killed_runner_is_no_difference_and_its_successor_is_recorded(tmp_path, mode):
+    result = kill_a_runner(tmp_path, mode)
+    assert result.equal, str(result)
+    assert result.exit_status == 3
+    assert list(tmp_path.glob("runner-1.100-vector.npz"))
+    assert hop(result, HOPS[0]).streams >= 4
+
+
+class Failing(Walk):
+    """A sub-environment that fails once in a while."""
+
+    def step(self, action: Any) -> Any:
+        if self.np_random.random() < 0.01:
+            raise RuntimeError("failed on purpose")
+        return super().step(action)
+
+
+def test_a_vector_env_that_is_made_again_after_a_failure_is_recorded_on(tmp_path):
+    one = config(env=Failing).fault_tolerance(restart_failed_sub_environments=True)
+    result = record(tmp_path, one)
+    assert result.equal, str(result)
+    assert len(list(tmp_path.glob("runner-0.*-vector.npz"))) > 1
+    assert hop(result, HOPS[0]).streams > 2
