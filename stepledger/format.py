@@ -212,7 +212,7 @@ def _is_layouts(layouts: Any) -> bool:
         for layout in layouts:
             if layout is not None:
                 descr, shape = layout
-                if np.dtype(descr).hasobject or not all(type(n) is int and n >= 0 for n in shape):
+                if np.dtype(descr).hasobject or not np.dtype(descr).itemsize or not all(type(n) is int and n >= 0 for n in shape):
                     return False
     except (TypeError, ValueError):
         return False

@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -192,6 +193,11 @@ class _Mapped:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
 
+#: What ``np.save`` writes before an array: magic and version 1.0, two bytes of length, and this.
+_MAGIC = b"\x93NUMPY\x01\x00"
+_HEADER = re.compile(rb"\{'descr': (.{1,10000}), 'fortran_order': False, 'shape': \(([0-9, ]{0,200})\), \} *\n")
+
+
 class _Records:
     """The records of a journal, one after the other, up to the first that is not whole."""
 
@@ -201,18 +207,19 @@ class _Records:
         self._at = 0
         self._checksum = 0
 
-    def next(self) -> npt.NDArray[Any] | None:
+    def next(self, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+        """The next record, or `None` if it is not whole or not of this dtype."""
         start = self._at
-        header = io.BytesIO(self._data[start : start + 10_240])  # numpy refuses longer headers too
-        try:
-            if np.lib.format.read_magic(header) != (1, 0):
-                return None
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(header)
-        except Exception:  # whatever a damaged header makes numpy raise: here the journal ends
+        header = start + 10
+        begin = header + int.from_bytes(self._data[start + 8 : header], "little")
+        # Not by numpy's own reader, which parses headers as Python: sealing may happen in a garbage collection within somebody's
+        # ast.parse(), which then fails (https://github.com/python/cpython/issues/106905).
+        found = _HEADER.fullmatch(self._data[header:begin]) if self._data[start : start + 8] == _MAGIC else None
+        if found is None or found[1] != repr(np.lib.format.dtype_to_descr(dtype)).encode():
             return None
-        begin = start + header.tell()
+        shape = tuple(int(n) for n in found[2].replace(b",", b" ").split())
         end = begin + math.prod(shape) * dtype.itemsize
-        if fortran or dtype.hasobject or any(n < 0 for n in shape) or end + 8 > len(self._data):
+        if end + 8 > len(self._data):
             return None
         checksum = xxhash.xxh3_64_intdigest(self._data[start:end], self._checksum)
         self._mapped.touched(end - start)
@@ -258,7 +265,7 @@ def scan(path: Path) -> Scan:
     mapped = _Mapped(path)
     records = _Records(mapped)
     try:
-        first = records.next()
+        first = records.next(np.dtype(np.uint8))
         meta = checked_meta(json.loads(first.tobytes()))  # type: ignore[union-attr]
     except (AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, LedgerError):
@@ -270,8 +277,8 @@ def scan(path: Path) -> Scan:
     whole = True
     while whole:
         whole = records.exhausted
-        events = records.next()
-        if events is None or events.dtype != dtype or events.ndim != 1:
+        events = records.next(dtype)
+        if events is None or events.ndim != 1:
             break
         if len(events) and int(events["stream"].max()) >= len(meta["stream_keys"]):
             break
@@ -287,14 +294,14 @@ def _next_values(records: _Records, layouts: Sequence[Layout], n: int) -> list[V
     """The kept values of a block of n events, or `None` if they are not all there."""
     found: list[Values] = []
     for layout in layouts:
-        part = records.next()
+        part = records.next(np.dtype(np.uint8) if layout is None else layout[0])
         if layout is not None:
-            if part is None or part.dtype != layout[0] or part.shape != (n, *layout[1]):
+            if part is None or part.shape != (n, *layout[1]):
                 return None
             found.append(part)
             continue
-        lengths = records.next()
-        if part is None or lengths is None or part.dtype != np.uint8 or lengths.dtype != np.int64 or lengths.shape != (n,):
+        lengths = records.next(np.dtype(np.int64))
+        if part is None or lengths is None or lengths.shape != (n,):
             return None
         if part.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != len(part):
             return None
