@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import gc
 import itertools
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,23 @@ def test_episodes_are_numbered_across_blocks(tmp_path: Path) -> None:
     with np.load(tmp_path / "a.npz") as archive:
         assert archive["episode"].tolist() == 2 * [0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 3]
         assert archive["step"].tolist() == 2 * [0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 0]
+
+
+def test_an_environment_collected_while_python_code_is_being_parsed_does_not_disturb_that(tmp_path: Path) -> None:
+    # Its ledger is sealed then, and before 3.11.8 Python's parser can't be entered twice (https://github.com/python/cpython/issues/106905).
+    source = "\n".join(f"def f{index}(a):\n    return [a + {index}, (a, {index}, [a, a])]" for index in range(2000))
+    threshold = gc.get_threshold()
+    for index in range(5):
+        env = walk(tmp_path, index)
+        env.reset()
+        env.itself = env
+        del env
+        gc.set_threshold(50)
+        try:
+            ast.parse(source)
+        finally:
+            gc.set_threshold(*threshold)
+        assert read(tmp_path / f"env-{index}.npz").meta["closed"]
 
 
 def test_a_name_is_one_recorders_while_it_records(tmp_path: Path) -> None:

@@ -281,6 +281,8 @@ def test_a_meta_that_holds_anything_is_an_answer_or_a_sentence(run: Path, capsys
                     out, err = capsys.readouterr()
                     assert status in (0, 1, 2, 3)
                     assert bool(err) == (not out), (key, junk, arguments)
+                    if status == 2 and arguments[0] == "info":
+                        break  # it can't be read
                 (run / side).write_bytes(data)
 
 
