@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,6 @@ from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
 from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
-from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer  # noqa: E402
 from test_rllib import HOPS, Walk, config, hop, record  # noqa: E402
 
 from stepledger import Comparison, compare  # noqa: E402
@@ -50,7 +51,9 @@ def replaying(one: Any, buffer: Any, n_step: Any = 1) -> Any:
 CASES: dict[str, Callable[[], Any]] = {
     "DQN, prioritized, 1 step": lambda: sampling(replaying(DQNConfig(), PRIORITIZED), box=False),
     "DQN, prioritized, 3 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, 3), mode="async", box=False),
-    "DQN, prioritized, 1 to 4 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, (1, 5)), box=False),
+    "DQN, prioritized, 1 to 4 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, (1, 5)), box=False).env_runners(
+        rollout_fragment_length="auto"
+    ),
     "DQN, uniform": lambda: sampling(replaying(DQNConfig(), UNIFORM), 1, box=False),
     "SAC, uniform": lambda: sampling(replaying(SACConfig(), UNIFORM), mode="async"),
     "APPO": lambda: sampling(APPOConfig().training(train_batch_size_per_learner=80), 1),
@@ -83,25 +86,20 @@ def test_two_learners_share_what_was_sampled(tmp_path):
     assert len(list(tmp_path.glob("learner-*.npz"))) == 2
 
 
-class WrongEpisodeReplayBuffer(EpisodeReplayBuffer):
-    """Changes the fifth transition of each sample."""
-
-    fault = ""
-
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        samples = super().sample(*args, **kwargs)
-        one = samples[5]
-        if self.fault == "stale_obs":
-            one.observations.data[0] = samples[6].observations.data[0]
-        elif self.fault == "wrong_successor":
-            one.observations.data[1] = samples[6].observations.data[1]
-        elif self.fault == "reward":
-            one.rewards.data[0] += 1
-        elif self.fault == "never_sampled":
-            one.id_ = "nobody's"
-            one.observations.data = [np.asarray(part) + 1 for part in one.observations.data]
-            one.actions.data = [np.asarray(part) + 1 for part in one.actions.data]
-        return samples
+def change_one(samples: list[Any], fault: str) -> list[Any]:
+    """Change one transition of what a replay buffer gives."""
+    one = samples[5]
+    if fault == "stale_obs":
+        one.observations.data[0] = samples[6].observations.data[0]
+    elif fault == "wrong_successor":
+        one.observations.data[1] = samples[6].observations.data[1]
+    elif fault == "reward":
+        one.rewards.data[0] += 1
+    elif fault == "never_sampled":
+        one.id_ = "nobody's"
+        one.observations.data = [np.asarray(part) + 1 for part in one.observations.data]
+        one.actions.data = [np.asarray(part) + 1 for part in one.actions.data]
+    return samples
 
 
 @pytest.mark.parametrize(
@@ -113,10 +111,13 @@ class WrongEpisodeReplayBuffer(EpisodeReplayBuffer):
         ("never_sampled", "event", "extra"),
     ],
 )
-def test_faults_of_a_replay_buffer_are_found_at_the_learner(tmp_path, fault, field, kind, monkeypatch):
-    monkeypatch.setattr(WrongEpisodeReplayBuffer, "fault", fault)
-    buffer = f"{__name__}.WrongEpisodeReplayBuffer"
-    result = record(tmp_path, sampling(replaying(SACConfig(), buffer)), iterations=1)
+def test_faults_of_a_replay_buffer_are_found_at_the_learner(tmp_path, fault, field, kind):
+    algorithm = attach(sampling(replaying(SACConfig(), UNIFORM)), tmp_path).build_algo()
+    sample = algorithm.local_replay_buffer.sample
+    algorithm.local_replay_buffer.sample = lambda *args, **kwargs: change_one(sample(*args, **kwargs), fault)
+    algorithm.train()
+    algorithm.stop()
+    result = compare(tmp_path)
     assert {one.hop for one in result.differences} == {HOPS[2]}
     assert {(one.fields, one.kind) for one in result.differences} == {((field,), kind)}
 
@@ -146,17 +147,34 @@ def test_a_killed_runner_is_no_difference_and_its_successor_is_recorded(tmp_path
 
 
 class Failing(Walk):
-    """A sub-environment that fails once in a while."""
+    """One of these fails once."""
+
+    steps = 0
 
     def step(self, action: Any) -> Any:
-        if self.np_random.random() < 0.01:
+        Failing.steps += 1
+        if Failing.steps == 61:
             raise RuntimeError("failed on purpose")
         return super().step(action)
 
 
 def test_a_vector_env_that_is_made_again_after_a_failure_is_recorded_on(tmp_path):
+    Failing.steps = 0
     one = config(env=Failing).fault_tolerance(restart_failed_sub_environments=True)
     result = record(tmp_path, one)
     assert result.equal, str(result)
     assert len(list(tmp_path.glob("runner-0.*-vector.npz"))) > 1
     assert hop(result, HOPS[0]).streams > 2
+
+
+def test_the_uniform_buffer_loses_ends_with_n_step_returns(tmp_path):
+    """A fault of RLlib's own (docs/known-differences.md); when it is repaired there, this says so."""
+    result = record(tmp_path, sampling(replaying(DQNConfig(), UNIFORM, 3), box=False), iterations=4)
+    assert {one.hop for one in result.differences} == {HOPS[2]}
+    assert "terminated" in {field for one in result.differences for field in one.fields}
+
+
+def test_the_script_of_the_known_difference_prints_what_the_page_says():
+    page = (Path(__file__).parents[1] / "docs" / "known-differences.md").read_text()
+    script, output = page.split("```python\n")[1].split("```")[0], page.split("```text\n")[1].split("```")[0]
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == output
