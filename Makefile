@@ -15,14 +15,14 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint bench clean
 
 demo: $(READY)
-	@rm -rf ledger/demo
+	@rm -rf build/demo
 	@echo "== RLlib PPO on CartPole, two remote EnvRunners, ledgers on =="
-	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory ledger/demo/clean
+	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory build/demo/clean
 	@echo
 	@echo "== the same with a fault: one environment's observations are rounded to float16 on the way, one in ten =="
-	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory ledger/demo/fault --fault obs:f16; test $$? -eq 1
+	RAY_BACKEND_LOG_LEVEL=fatal $(BIN)/python examples/rllib_ppo.py --directory build/demo/fault --fault obs:f16; test $$? -eq 1
 	@echo
-	@echo "To look again: $(BIN)/stepledger compare ledger/demo/fault"
+	@echo "To look again: $(BIN)/stepledger compare build/demo/fault"
 
 # Tests that need Ray share one cluster, so they run in one process.
 test: $(READY)
@@ -44,4 +44,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) ledger/demo build *.egg-info
+	rm -rf $(VENV) build *.egg-info
