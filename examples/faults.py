@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+#: Observation, reward, terminated, truncated.
+_Reply = tuple[Any, Any, bool, bool]
 
 _VALUES = {
     "zero": "is zero",
@@ -275,9 +277,9 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._fault = _Injector(fault, ENV_FAULTS, dose, index, log, exclusive)
         self._index, self._episode, self._at = index, -1, 0
-        self._last: tuple[Any, float, bool, bool] | None = None
+        self._last: _Reply | None = None
         self._sent: Any = None
-        self._late: tuple[Any, float, bool, bool] | None = None
+        self._late: _Reply | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment, with faults."""
@@ -290,7 +292,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             observation = fault.value(observation, last and last[0], None, self.observation_space, self._place(), "obs")
         return self._shifted((observation, 0.0, False, False))[0], info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment, with faults."""
         fault, last = self._fault, self._last
         if last is None:
@@ -318,9 +320,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             *reply, info = self._step(sent)
         return *self._wrong_reply(last, *reply), info
 
-    def _wrong_reply(
-        self, last: tuple[Any, float, bool, bool], observation: Any, reward: float, terminated: bool, truncated: bool
-    ) -> tuple[Any, float, bool, bool]:
+    def _wrong_reply(self, last: _Reply, observation: Any, reward: Any, terminated: bool, truncated: bool) -> _Reply:
         fault = self._fault
         if fault.name == "reply:shifted" and self._late is None and self._at > 1 and fault.due():
             reply = (observation, reward, terminated, truncated)
@@ -329,13 +329,14 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         if fault.target == "obs" or (fault.target == "final_obs" and (terminated or truncated)):
             observation = fault.value(observation, last[0], None, self.observation_space, self._place(), "obs")
         elif fault.target == "reward":
-            reward = float(fault.value(reward, last[1] if self._at > 1 else None, None, _REWARD, self._place(), "reward"))
+            wrong = fault.value(reward, last[1] if self._at > 1 else None, None, _REWARD, self._place(), "reward")
+            reward = reward if wrong is reward else float(wrong)
         terminated, truncated, differ = fault.flags(terminated, truncated)
         if differ:
             fault.made(*self._place(), *differ)
         return self._shifted((observation, reward, terminated, truncated))
 
-    def _shifted(self, reply: tuple[Any, float, bool, bool]) -> tuple[Any, float, bool, bool]:
+    def _shifted(self, reply: _Reply) -> _Reply:
         if self._late is not None:
             reply, self._late = self._late, copy.deepcopy(reply)
         return reply
@@ -349,11 +350,11 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._last = (copy.deepcopy(observation), 0.0, False, False)
         return observation, info
 
-    def _step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._at += 1
-        self._last = (copy.deepcopy(observation), float(reward), bool(terminated), bool(truncated))
-        return observation, float(reward), bool(terminated), bool(truncated), info
+        self._last = (copy.deepcopy(observation), reward, bool(terminated), bool(truncated))
+        return observation, reward, bool(terminated), bool(truncated), info
 
 
 def _differing(one: tuple[Any, ...], other: tuple[Any, ...], space: gym.Space[Any]) -> list[str]:
@@ -546,22 +547,22 @@ class FaultyVectorEnv(VectorWrapper):
         log: File to which injections are appended.
     """
 
-    def __init__(self, env: VectorEnv, fault: str, dose: Dose = EVERY, *, log: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], fault: str, dose: Dose = EVERY, *, log: str | os.PathLike[str] | None = None) -> None:
         super().__init__(env)
         mode = (env.metadata or {}).get("autoreset_mode", "NextStep")  # Gymnasium 1.0 has no other
         mode = str(getattr(mode, "value", mode))
         self._faults = BatchFaults(fault, dose, env.num_envs, env.single_observation_space, env.single_action_space, mode, log)
 
-    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environments, with faults."""
         mask = (options or {}).get("reset_mask")
         if mask is not None:
             mask = self._faults.mask(mask)
             options = {**(options or {}), "reset_mask": mask.copy()}
-        observations, infos = self.env.reset(seed=seed, options=options)
+        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         return self._faults.reset(observations, mask), infos
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:  # type: ignore[override]
         """Step the environments, with faults."""
         observations, rewards, terminated, truncated, infos = self.env.step(self._faults.send(actions))
         final = {int(env): infos["final_obs"][env] for env in np.flatnonzero(infos.get("_final_obs", False))}
