@@ -20,7 +20,7 @@ from stepledger import LedgerError, StreamKey, read
 from stepledger.digest import SpaceDigest
 from stepledger.format import event_dtype
 from stepledger.journal import Block, Journal, NameTakenError, scan
-from stepledger.recorder import describe
+from stepledger.recorder import BatchRecorder, describe
 
 SPACE = SpaceDigest(spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "t": spaces.Text(5)}))
 ACTION = SpaceDigest(spaces.Discrete(3))
@@ -166,6 +166,32 @@ def test_a_sealed_ledger_holds_what_its_journal_held(
             assert other.columns[name].dtype == column.dtype
         for name, values in one.values.items():
             np.testing.assert_array_equal(other.values[name], values)
+
+
+def test_further_columns_come_back_from_the_journal_and_from_the_sealed_ledger(tmp_path: Path) -> None:
+    columns = {"h_next": "<u8", "h_id": "<u8", "t": "<i8"}
+    keys = [StreamKey(env=env) for env in range(2)]
+    own = describe("learner", SPACE, ACTION, keys, reward_dtype=np.float64, digest="xxh3_64", columns=columns)
+    recorder = BatchRecorder(tmp_path / "learner.npz", own)
+    rng = np.random.default_rng(0)
+    batches = []
+    for size in (3, 0, 5):
+        batch = np.zeros(size, recorder.dtype)
+        batch["kind"] = 2
+        batch["stream"] = rng.integers(0, 2, size)
+        for name in ("h_obs", "h_act", "h_rew", *columns):
+            batch[name] = rng.integers(0, 1 << 40, size)
+        batches.append(batch)
+        recorder.append(batch)
+    recorder.flush()
+    flushed = read(tmp_path / "learner.npz")
+    recorder.close()
+    given = np.concatenate(batches)
+    for ledger in (flushed, read(tmp_path / "learner.npz")):
+        for index, key in enumerate(keys):
+            for name in ("kind", "h_obs", "h_rew", *columns):
+                np.testing.assert_array_equal(ledger.streams[key].data[name], given[name][given["stream"] == index])
+                assert ledger.streams[key].data[name].dtype == recorder.dtype[name]
 
 
 def test_episodes_are_numbered_across_blocks(tmp_path: Path) -> None:
