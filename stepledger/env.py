@@ -215,7 +215,7 @@ _RUNTIME = {"_recorder", "_observations", "_actions", "_meta", "_append", "_hash
 
 def _appender(recorder: Recorder) -> Callable[[int, bytes, bytes, Any, Any, Any], None]:
     # Bound methods as cells of a closure: an attribute look-up for each buffer would cost as much as the append.
-    flags, h_obs, h_act, reward_ = recorder.flags.append, recorder.h_obs.append, recorder.h_act.append, recorder.reward.append
+    flags, h_obs, h_act, reward_ = recorder.flags.append, recorder.h_obs.extend, recorder.h_act.extend, recorder.reward.append
     tick = recorder.tick
     left = 1
 

@@ -287,15 +287,16 @@ class Recorder(_Recording):
 
     Attributes:
         flags: One byte per slot, see `STEP_FLAG` and the others.
-        h_obs, h_act: Digests per slot.
+        h_obs, h_act: Eight bytes per slot, its digests.
         reward: One double per slot. The cast to the reward dtype happens later.
     """
 
     def __init__(self, path: Path | None, meta: Meta, *, autoreset: bool = False, on_error: OnError = "warn") -> None:
         super().__init__(path, meta, on_error=on_error)
         self.flags = bytearray()
-        self.h_obs: list[bytes] = []
-        self.h_act: list[bytes] = []
+        # Not lists of digests: those would keep an object per event alive, and what the cache holds of the environment would go.
+        self.h_obs = bytearray()
+        self.h_act = bytearray()
         self.reward = array("d")
         self.values: list[list[Any]] = [[] for which in ("obs", "act") for _ in meta["values"][which]]
         self._n = len(meta["stream_keys"])
@@ -359,7 +360,7 @@ class Recorder(_Recording):
         """The buffers as a block."""
         n = self._n
         # Whole rows: an error may have come in the middle of one.
-        rows = min(len(self.flags), len(self.h_obs), len(self.h_act), len(self.reward), *map(len, self.values)) // n
+        rows = min(len(self.flags), len(self.h_obs) // 8, len(self.h_act) // 8, len(self.reward), *map(len, self.values)) // n
         flags = np.frombuffer(bytes(self.flags[: rows * n]), np.uint8).reshape(rows, n)
         if self._autoreset:
             flags = self._mark_autoresets(flags)
@@ -372,7 +373,7 @@ class Recorder(_Recording):
         events["terminated"] = flags & TERMINATED_FLAG
         events["truncated"] = flags & TRUNCATED_FLAG
         for name, digests in (("h_obs", self.h_obs), ("h_act", self.h_act)):
-            events[name] = np.frombuffer(b"".join(digests[: rows * n]), ">u8").reshape(rows, n).T.ravel()[order]
+            events[name] = np.frombuffer(bytes(digests[: 8 * rows * n]), ">u8").reshape(rows, n).T.ravel()[order]
         rewards = np.array(self.reward[: rows * n]).reshape(rows, n).T.ravel()[order]
         events["h_rew"] = reward_bits(rewards, self._meta["reward_dtype"])
         # The action sent for a reset step is ignored by the vector env, its reward is no event; its flags would be a fault.

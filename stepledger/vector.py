@@ -45,7 +45,7 @@ class RowRecorder:
         self._keep = keep_values
         # Flags of a row as one long integer, a byte per env: a few big-int operations are quicker than numpy's on so few bytes.
         self._steps = int.from_bytes(bytes([STEP_FLAG]) * n, "little")
-        self._no_actions, self._no_rewards = [MISSING] * n, bytes(8 * n)
+        self._no_actions, self._no_rewards = MISSING * n, bytes(8 * n)
         self._left = 1
         self._sent: list[bytes] | None = None
         self._sent_values: list[Any] = []
@@ -93,8 +93,8 @@ class RowRecorder:
                 ended = [env for env in range(n) if terminated_[env] or truncated_[env]]
                 h_reset, reset_values = h_obs, values
                 h_obs, values = self._with_final(h_obs, values, ended, final)
-            recorder.h_act += h_act
-            recorder.h_obs += h_obs
+            recorder.h_act += b"".join(h_act)
+            recorder.h_obs += b"".join(h_obs)
             recorder.reward.frombytes(rewards_)
             # TERMINATED_FLAG is 1 << 1, TRUNCATED_FLAG 1 << 2
             flags = self._steps | int.from_bytes(terminated_, "little") << 1 | int.from_bytes(truncated_, "little") << 2
@@ -145,7 +145,7 @@ class RowRecorder:
     def _reset_row(self, h_obs: list[bytes], values: list[Any], flags: bytes) -> None:
         recorder = self.recorder
         recorder.h_act += self._no_actions
-        recorder.h_obs += h_obs
+        recorder.h_obs += b"".join(h_obs)
         recorder.reward.frombytes(self._no_rewards)
         recorder.flags += flags
         if self._keep:

@@ -915,7 +915,7 @@ n = 64
 space = SpaceDigest(spaces.Discrete(4))
 meta = describe("vector", space, space, [StreamKey(env=env) for env in range(n)], reward_dtype=np.float32, digest="xxh3_64")
 recorder = Recorder(Path(sys.argv[1]) / "trainer.npz", meta)
-digests, flags, rewards = [bytes(range(8))] * n, bytes([1]) * n, bytes(8 * n)
+digests, flags, rewards = bytes(range(8)) * n, bytes([1]) * n, bytes(8 * n)
 left = 1
 for _ in range(int(sys.argv[2]) // n):
     recorder.h_act += digests
