@@ -7,6 +7,7 @@ one value (`SpaceDigest.one`) and for a batch with the environments along its fi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import struct
@@ -80,56 +81,62 @@ class _ArrayLeaf:
         if isinstance(space, spaces.MultiDiscrete):
             self.description["nvec"] = np.asarray(space.nvec).tolist()
         self._hash = hash_
-        self._seed = seed_of(self.dtype.str, self.shape)
-        self._core_shape = _without_leading_ones(self.shape)
         self._size = int(np.prod(self.shape, dtype=np.int64))
-        self.one = self._make_one()
-
-    def _make_one(self) -> Callable[[Any], bytes]:
-        # Locals of a closure instead of attributes: this runs twice per environment step.
-        hash_, dtype, shape, seed, ndarray, slow = self._hash, self.dtype, self.shape, self._seed, np.ndarray, self._one
-
-        def one(value: Any) -> bytes:
-            if type(value) is ndarray and value.dtype is dtype and value.shape == shape:
-                try:
-                    return hash_(value, seed)
-                except (ValueError, BufferError):  # not contiguous
-                    pass
-            return slow(value)
-
-        return one
+        self.one = _array_digest(self.dtype, self.shape, hash_)
+        # Of the batches that came last, so that the next one of that shape takes the short way; a batch always has an axis.
+        self._usual: tuple[int, ...] = ()
+        self._cut: Callable[[bytes], tuple[bytes, ...]]
+        self._seeds: repeat[int]
 
     def _cast(self, value: Any) -> npt.NDArray[Any]:
-        with np.errstate(all="ignore"):
-            return np.asarray(value).astype(self.dtype, copy=False)
-
-    def _one(self, value: Any) -> bytes:
-        array = self._cast(value)
-        return self._hash(array.tobytes(), self._seed_for(array.shape))
-
-    def _seed_for(self, shape: tuple[int, ...]) -> int:
-        # An assignment into a vector env's buffer adds or drops leading axes of length one: not a difference. Every other shape is.
-        if shape == self.shape or _without_leading_ones(shape) == self._core_shape:
-            return self._seed
-        return seed_of(self.dtype.str, shape)
+        return _cast(value, self.dtype)
 
     def value(self, value: Any) -> npt.NDArray[Any]:
         array = self._cast(value)
         return array.reshape(self.shape) if array.size == self._size else np.resize(array, self.shape)
 
     def rows(self, batch: Any) -> Iterable[bytes]:
-        array = batch
-        if type(array) is not np.ndarray or array.dtype is not self.dtype:
-            with np.errstate(all="ignore"):
-                array = np.asarray(array).astype(self.dtype, copy=False)
-        n, seed = len(array), self._seed_for(array.shape[1:])
+        if type(batch) is np.ndarray and batch.dtype is self.dtype and batch.shape == self._usual:
+            return map(self._hash, self._cut(batch.tobytes()), self._seeds)
+        array = self._cast(batch)
+        n, shape = len(array), array.shape[1:]
+        seed = _array_seed(self.dtype, self.shape, shape)
         size = array.nbytes // n if n else 0
         if size == 0:
             return repeat(self._hash(b"", seed), n)
         if size <= _SMALL_ROW:
-            return map(self._hash, _splitter(size, n).unpack(array.tobytes()), repeat(seed))
+            self._usual, self._cut, self._seeds = array.shape, _splitter(size, n).unpack, repeat(seed)
+            return map(self._hash, self._cut(array.tobytes()), self._seeds)
         view = np.ascontiguousarray(array).data.cast("B")
         return [self._hash(view[start : start + size], seed) for start in range(0, n * size, size)]
+
+
+def _cast(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(dtype, copy=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _array_seed(dtype: np.dtype[Any], declared: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    # An assignment into a vector env's buffer adds or drops leading axes of length one: not a difference. Every other shape is.
+    return seed_of(dtype.str, declared if _without_leading_ones(shape) == _without_leading_ones(declared) else shape)
+
+
+@functools.lru_cache(maxsize=256)  # environments of one kind share it: less for the processor's caches to hold
+def _array_digest(dtype: np.dtype[Any], shape: tuple[int, ...], hash_: Hash) -> Callable[[Any], bytes]:
+    seed = _array_seed(dtype, shape, shape)
+
+    def one(value: Any) -> bytes:
+        # Locals of a closure, and no call that can be done without: this runs twice per environment step.
+        try:
+            if value.dtype is dtype and value.shape == shape:
+                return hash_(value, seed)
+        except (AttributeError, TypeError, ValueError, BufferError):  # no array, or not contiguous
+            pass
+        array = _cast(value, dtype)
+        return hash_(array.tobytes(), _array_seed(dtype, shape, array.shape))
+
+    return one
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

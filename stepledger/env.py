@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -14,7 +13,8 @@ import numpy.typing as npt
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
-from .recorder import RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, OnError, Recorder, check_on_error, describe
+from .recorder import RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, Recorder, describe
+from .recording import OnError, check_on_error
 
 __all__ = ["LedgerEnv"]
 
@@ -107,71 +107,76 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return True
         return super().set_wrapper_attr(name, value, **kwargs)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Recorder:
         """Make the recorder at the first event, in the process in which the environment lives."""
         recorder = Recorder(None, self._meta, on_error=self._on_error)
+        recorder.recording = not self._passive
+        recorder.digest_action, recorder.digest_observation = self._actions.one, self._observations.one
         self._tell(recorder)
         self._recorder = recorder
-        self._hash_action = self._actions.one
-        self._hash_observation = self._observations.one
-        self._append = _appender(recorder)
         if self._options["keep_values"]:
             self._keep_values(recorder)
+        return recorder
 
     def _keep_values(self, recorder: Recorder) -> None:
         """Make the two digest functions store what they digest: the action's values wait until its step has come back."""
         observations, actions = self._observations, self._actions
         action: list[Any] | None = None
 
-        def hash_action(value: Any) -> bytes:
+        def digest_action(value: Any) -> bytes:
             nonlocal action
             action = [leaf if isinstance(leaf, bytes) else leaf.copy() for leaf in actions.values(value)]
             return actions.one(value)
 
-        def hash_observation(value: Any) -> bytes:
+        def digest_observation(value: Any) -> bytes:
             nonlocal action
             digest = observations.one(value)
             recorder.keep(observations.values(value), action)
             action = None
             return digest
 
-        self._hash_action, self._hash_observation = hash_action, hash_observation
+        recorder.digest_action, recorder.digest_observation = digest_action, digest_observation
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment and record a reset event."""
         result = self.env.reset(seed=seed, options=options)
-        if not self._passive:
-            if self._recorder is None:
-                self._begin()
-            recorder = self._recorder
-            assert recorder is not None
-            if recorder.recording:
-                try:
-                    self._append(RESET_FLAG, MISSING, self._hash_observation(result[0]), 0.0, False, False)
-                except BaseException as error:
-                    recorder.fail(error)
+        recorder = self._recorder or self._begin()
+        if recorder.recording:
+            try:
+                recorder.marks.append((len(recorder.reward), _RESET))
+                recorder.digests += MISSING + recorder.digest_observation(result[0])
+                recorder.reward.append(0.0)
+                recorder.left -= 1
+                if not recorder.left:
+                    recorder.tick()
+            except BaseException as error:
+                recorder.fail(error)
         return result
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment and record a step event. The action is digested before the environment sees it."""
-        recorder = self._recorder
-        if recorder is None:
-            if self._passive:
-                return self.env.step(action)
-            self._begin()
-            recorder = self._recorder
-            assert recorder is not None
+        recorder = self._recorder or self._begin()
         if not recorder.recording:
             return self.env.step(action)
         try:
-            h_action = self._hash_action(action)
+            recorder.digests += recorder.digest_action(action)
         except BaseException as error:
             recorder.fail(error)
             return self.env.step(action)
-        result = self.env.step(action)
+        try:
+            result = self.env.step(action)
+        except BaseException:
+            recorder.forget_actions()
+            raise
         try:
             observation, reward, terminated, truncated, _ = result
-            self._append(STEP_FLAG, h_action, self._hash_observation(observation), reward, terminated, truncated)
+            recorder.digests += recorder.digest_observation(observation)
+            if terminated or truncated:
+                recorder.marks.append((len(recorder.reward), _ENDS[bool(terminated), bool(truncated)]))
+            recorder.reward.append(reward)  # type: ignore[arg-type]
+            recorder.left -= 1
+            if not recorder.left:
+                recorder.tick()
         except BaseException as error:
             recorder.fail(error)
         return result
@@ -183,10 +188,9 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def stop_recording(self) -> None:
         """Write the ledger and record no more; the environment stays open."""
+        self._passive = True
         if self._recorder is not None:
             self._recorder.close()
-        else:
-            self._passive = True
 
     def close(self) -> None:
         """Write the ledger, then close the environment."""
@@ -210,27 +214,12 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 #: What a copy makes for itself.
-_RUNTIME = {"_recorder", "_observations", "_actions", "_meta", "_append", "_hash_action", "_hash_observation"}
+_RUNTIME = {"_recorder", "_observations", "_actions", "_meta"}
 
-
-def _appender(recorder: Recorder) -> Callable[[int, bytes, bytes, Any, Any, Any], None]:
-    # Bound methods as cells of a closure: an attribute look-up for each buffer would cost as much as the append.
-    flags, h_obs, h_act, reward_ = recorder.flags.append, recorder.h_obs.extend, recorder.h_act.extend, recorder.reward.append
-    tick = recorder.tick
-    left = 1
-
-    def append(flag: int, action: bytes, observation: bytes, reward: Any, terminated: Any, truncated: Any) -> None:
-        nonlocal left
-        if terminated:
-            flag |= TERMINATED_FLAG
-        if truncated:
-            flag |= TRUNCATED_FLAG
-        reward_(reward)
-        h_act(action)
-        h_obs(observation)
-        flags(flag)
-        left -= 1
-        if not left:
-            left = tick()
-
-    return append
+#: A recorder's marks.
+_RESET = bytes([RESET_FLAG])
+_ENDS = {
+    (terminated, truncated): bytes([STEP_FLAG | TERMINATED_FLAG * terminated | TRUNCATED_FLAG * truncated])
+    for terminated in (False, True)
+    for truncated in (False, True)
+}

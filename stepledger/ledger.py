@@ -270,13 +270,18 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def find(directory: Path) -> list[Path]:
     """The names (``*.npz``) of the ledgers in a directory and below it.
 
-    Recordings that were set aside are left out: ``env-0.old1.npz``, and what lies in a directory ``old1``.
+    Left out: recordings that were set aside (``env-0.old1.npz``, and what lies in a directory ``old1``) and hidden directories, such
+    as the ``.venv`` of a project that is compared from its root.
     """
-    names = {path.with_suffix(SEALED) for suffix in (SEALED, JOURNAL) for path in directory.rglob(f"*{suffix}")}
-    aside = [any(_SET_ASIDE.search(part) for part in name.relative_to(directory).with_suffix("").parts) for name in names]
-    return sorted((name for name, left_out in zip(names, aside) if not left_out), key=_natural)
+    names = set()
+    for parent, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if not name.startswith(".") and not _SET_ASIDE.search(name)]
+        paths = [Path(parent, name) for name in files if name.endswith((SEALED, JOURNAL))]
+        names |= {path.with_suffix(SEALED) for path in paths if not _SET_ASIDE.search(path.stem)}
+    return sorted(names, key=_natural)
 
 
+#: `Path.stem` of ``env-0.old1.npz``, or a directory's name.
 _SET_ASIDE = re.compile(r"(^|\.)old\d+$")
 
 

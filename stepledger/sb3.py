@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from typing import Any
@@ -12,7 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from .digest import SpaceDigest
 from .format import Place, StreamKey
-from .recorder import OnError, Recorder, describe
+from .recorder import Recorder, describe
+from .recording import OnError
 from .vector import MISSING_OBSERVATION, SAME_STEP, RowRecorder, ledger_path
 
 __all__ = ["LedgerVecEnv"]
@@ -60,9 +62,11 @@ class LedgerVecEnv(VecEnvWrapper):
             keep_values=bool(keep_values),
             autoreset_mode=SAME_STEP,
             flags="exclusive",
-            run=_tell_places(venv),
+            run=(run := _tell_places(venv)),
         )
         recorder = Recorder(ledger_path(path), meta, on_error=on_error)
+        if run:
+            recorder.stop_workers = functools.partial(venv.env_method, "stop_recording")
         self._rows = RowRecorder(recorder, observations, actions, same_step=True, keep_values=bool(keep_values))
 
     def reset(self) -> Any:

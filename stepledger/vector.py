@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
-from .recorder import ABSENT, RESET_FLAG, STEP_FLAG, OnError, Recorder, describe
+from .recorder import ABSENT, RESET_FLAG, STEP_FLAG, Recorder, describe
+from .recording import OnError
 
 __all__ = ["LedgerVectorEnv"]
 
@@ -43,11 +45,11 @@ class RowRecorder:
         self._n = n = recorder.streams
         self._same_step = same_step
         self._keep = keep_values
+        self._no_actions, self._no_rewards, self._no_flags = MISSING * n, bytes(8 * n), bytes(n)
+        self._reset_flags = bytes([RESET_FLAG]) * n
         # Flags of a row as one long integer, a byte per env: a few big-int operations are quicker than numpy's on so few bytes.
         self._steps = int.from_bytes(bytes([STEP_FLAG]) * n, "little")
-        self._no_actions, self._no_rewards = MISSING * n, bytes(8 * n)
-        self._left = 1
-        self._sent: list[bytes] | None = None
+        self._sent = False
         self._sent_values: list[Any] = []
 
     def send(self, actions: Any) -> None:
@@ -57,7 +59,10 @@ class RowRecorder:
             return
         recorder.in_flight = True
         try:
-            self._sent = list(self._actions.rows(actions))
+            if self._sent:
+                recorder.forget_actions()
+            recorder.digests += b"".join(self._actions.rows(actions))
+            self._sent = True
             if self._keep:
                 self._sent_values = _copies(self._actions.batch_values(actions))
         except BaseException as error:
@@ -78,83 +83,84 @@ class RowRecorder:
         if not recorder.recording:
             return
         try:
-            h_act, self._sent = self._sent, None
-            h_obs = list(self._observations.rows(observations))
+            if not self._sent:
+                raise LedgerError("a step came back that was never sent: step this vector env through the ledger alone.")
+            self._sent = False
+            h_obs = b"".join(self._observations.rows(observations))
             terminated_ = np.asarray(terminated, bool).tobytes()
             truncated_ = np.asarray(truncated, bool).tobytes()
             rewards_ = np.asarray(rewards, np.float64).tobytes()
-            if h_act is None:
-                raise LedgerError("a step came back that was never sent: step this vector env through the ledger alone.")
-            if not (len(h_act) == len(h_obs) == len(terminated_) == len(truncated_) == n and len(rewards_) == 8 * n):
+            sent = len(recorder.digests) - 16 * len(recorder.reward)
+            if not (sent == len(h_obs) == len(rewards_) == 8 * n and len(terminated_) == len(truncated_) == n):
                 raise LedgerError(f"a step of {n} environments came with another number of actions, observations, rewards or flags.")
             values = _copies(self._observations.batch_values(observations)) if self._keep else []
             ended = None
-            if self._same_step and (1 in terminated_ or 1 in truncated_):
-                ended = [env for env in range(n) if terminated_[env] or truncated_[env]]
-                h_reset, reset_values = h_obs, values
-                h_obs, values = self._with_final(h_obs, values, ended, final)
-            recorder.h_act += b"".join(h_act)
-            recorder.h_obs += b"".join(h_obs)
+            if terminated_ != self._no_flags or truncated_ != self._no_flags:
+                # TERMINATED_FLAG is 1 << 1, TRUNCATED_FLAG 1 << 2
+                flags = self._steps | int.from_bytes(terminated_, "little") << 1 | int.from_bytes(truncated_, "little") << 2
+                recorder.marks.append((recorder.rows, flags.to_bytes(n, "little")))
+                if self._same_step:
+                    ended = [env for env in range(n) if terminated_[env] or truncated_[env]]
+                    h_reset, reset_values = h_obs, values
+                    h_obs, values = self._with_final(h_obs, values, ended, final)
+            recorder.digests += h_obs
             recorder.reward.frombytes(rewards_)
-            # TERMINATED_FLAG is 1 << 1, TRUNCATED_FLAG 1 << 2
-            flags = self._steps | int.from_bytes(terminated_, "little") << 1 | int.from_bytes(truncated_, "little") << 2
-            recorder.flags += flags.to_bytes(n, "little")
             if self._keep:
                 recorder.keep_rows(values, self._sent_values)
             if ended is not None:
                 self._reset_row(h_reset, reset_values, bytes(RESET_FLAG if env in ended else ABSENT for env in range(n)))
-            self._count(n)
+            self._count()
         except BaseException as error:
             recorder.fail(error)
 
-    def _with_final(
-        self, h_obs: list[bytes], values: list[Any], ended: list[int], final: Callable[[int], Any]
-    ) -> tuple[list[bytes], list[Any]]:
+    def _with_final(self, h_obs: bytes, values: list[Any], ended: list[int], final: Callable[[int], Any]) -> tuple[bytes, list[Any]]:
         """The row's digests and values with final observations in the place of reset observations."""
-        h_obs, values = list(h_obs), [list(column) for column in values]
+        digests, values = bytearray(h_obs), [list(column) for column in values]
         for env in ended:
-            observation = final(env)
+            observation, place = final(env), slice(8 * env, 8 * env + 8)
             if observation is MISSING_OBSERVATION:
-                h_obs[env] = MISSING
+                digests[place] = MISSING
                 for column in values:
                     column[env] = None
                 continue
-            h_obs[env] = self._observations.one(observation)
+            digests[place] = self._observations.one(observation)
             if self._keep:
                 for column, value in zip(values, self._observations.values(observation)):
                     column[env] = value if isinstance(value, bytes) else value.copy()
-        return h_obs, values
+        return bytes(digests), values
 
     def reset(self, observations: Any, mask: npt.NDArray[np.bool_] | None = None) -> None:
         """Record a reset of every environment, or of those in the mask, ``(n,)`` bool."""
         recorder, n = self.recorder, self._n
         recorder.in_flight = False
-        self._sent = None
+        self._sent = False
         if not recorder.recording:
             return
         try:
-            h_obs = list(self._observations.rows(observations))
-            if len(h_obs) != n:
-                raise LedgerError(f"a reset of {n} environments came with {len(h_obs)} observations.")
+            recorder.forget_actions()
+            h_obs = b"".join(self._observations.rows(observations))
+            if len(h_obs) != 8 * n:
+                raise LedgerError(f"a reset of {n} environments came with {len(h_obs) // 8} observations.")
             values = _copies(self._observations.batch_values(observations)) if self._keep else []
-            self._reset_row(h_obs, values, bytes(RESET_FLAG if mask is None or mask[env] else ABSENT for env in range(n)))
-            self._count(n)
+            flags = self._reset_flags if mask is None else bytes(RESET_FLAG if mask[env] else ABSENT for env in range(n))
+            self._reset_row(h_obs, values, flags)
+            self._count()
         except BaseException as error:
             recorder.fail(error)
 
-    def _reset_row(self, h_obs: list[bytes], values: list[Any], flags: bytes) -> None:
+    def _reset_row(self, h_obs: bytes, values: list[Any], flags: bytes) -> None:
         recorder = self.recorder
-        recorder.h_act += self._no_actions
-        recorder.h_obs += b"".join(h_obs)
+        recorder.marks.append((recorder.rows, flags))
+        recorder.digests += self._no_actions + h_obs
         recorder.reward.frombytes(self._no_rewards)
-        recorder.flags += flags
         if self._keep:
             recorder.keep_rows(values, [])
 
-    def _count(self, slots: int) -> None:
-        self._left -= slots
-        if self._left <= 0:
-            self._left = self.recorder.tick()
+    def _count(self) -> None:
+        recorder = self.recorder
+        recorder.left -= 1
+        if recorder.left <= 0:
+            recorder.tick()
 
 
 #: A final observation that is not where the vector env should have put it.
@@ -202,9 +208,9 @@ class LedgerVectorEnv(VectorWrapper):
         self._mode = _autoreset_mode(vector_env, autoreset_mode)
         observations = SpaceDigest(vector_env.single_observation_space, digest)
         actions = SpaceDigest(vector_env.single_action_space, digest)
-        run = "" if path is None else uuid.uuid4().hex
-        if path is not None and not _tell_places(vector_env, [Place(None, StreamKey(env=env), run) for env in range(vector_env.num_envs)]):
-            run = ""
+        run = uuid.uuid4().hex
+        places = [Place(None, StreamKey(env=env), run) for env in range(vector_env.num_envs)]
+        reached = path is not None and _tell_places(vector_env, places)
         meta = describe(
             "vector",
             observations,
@@ -214,9 +220,11 @@ class LedgerVectorEnv(VectorWrapper):
             digest=digest,
             keep_values=bool(keep_values),
             autoreset_mode=self._mode,
-            run=run,
+            run=run if reached else "",
         )
         recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
+        if reached:
+            recorder.stop_workers = functools.partial(vector_env.call, "stop_recording")  # type: ignore[attr-defined]
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
         super().__init__(vector_env)  # last: the remains of a wrapper that refused must not close the vector env when they are collected
 

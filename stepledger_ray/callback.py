@@ -14,7 +14,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils import force_list
 
 from stepledger.errors import LedgerError
-from stepledger.recorder import OnError
+from stepledger.recording import OnError
 
 from .gather import Job, check_config
 from .run import Settings

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepledger.recorder import OnError
+from stepledger.recording import OnError
 
 __all__ = ["Run", "Settings"]
 

@@ -69,8 +69,10 @@ def test_columns_are_those_of_the_format(run: Path) -> None:
 
 
 def test_directories_are_searched_in_natural_order_without_what_was_set_aside(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    for name in ["env-10.npz", "env-9.npz", "env-2.journal", "env-2.npz", "env-9.old1.npz", "env-9.old12.journal", "deep/env-0.npz"]:
+    for directory in ("deep", "old1", ".venv"):
+        (tmp_path / directory).mkdir()
+    aside = ["env-9.old1.npz", "env-9.old12.journal", "old1/env-0.npz", ".venv/data.npz"]
+    for name in ["env-10.npz", "env-9.npz", "env-2.journal", "env-2.npz", "deep/env-0.npz", *aside]:
         (tmp_path / name).touch()
     (tmp_path / "env-3.npz.77.tmp").touch()
     (tmp_path / "notes.txt").touch()

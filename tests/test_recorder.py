@@ -287,9 +287,11 @@ drive(envs, 40)
 """
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end)
-def test_an_interpreter_that_exits_without_close_leaves_whole_ledgers(tmp_path: Path, end: str) -> None:
-    run_python(UNCLOSED + ENDS[end], tmp_path, "sync", check=False)
+def test_an_interpreter_that_exits_without_close_leaves_whole_ledgers(tmp_path: Path, end: str, kind: str) -> None:
+    # Multiprocessing terminates the workers of an AsyncVectorEnv: they are told before.
+    run_python(UNCLOSED + ENDS[end], tmp_path, kind, check=False)
     comparison = compare(tmp_path)
     assert_equal(comparison)
     assert comparison.hops[0].streams == 3
@@ -399,14 +401,13 @@ def test_a_worker_that_is_killed_costs_its_open_block_alone(tmp_path: Path, monk
     assert {sentence.split(":")[0] for sentence in comparison.hops[0].unknown} >= {"env 1"}
 
 
-def test_workers_that_end_with_their_parent_unclosed_lose_their_open_block_and_it_is_said(tmp_path: Path) -> None:
-    # Multiprocessing terminates its daemons when the parent exits: their last seconds are lost, and that is no difference.
-    run_python(UNCLOSED, tmp_path, "async")
+def test_workers_that_are_with_the_environment_at_the_exit_lose_their_open_block_and_it_is_said(tmp_path: Path) -> None:
+    run_python(UNCLOSED + "envs.step_async(envs.action_space.sample())", tmp_path, "async")
     comparison = compare(tmp_path)
     assert comparison.equal
     assert comparison.exit_status in (2, 3)
-    assert len(comparison.hops[0].unknown) == 3
-    assert all("has no end" in sentence for sentence in comparison.hops[0].unknown)
+    assert len(comparison.hops[0].unknown) >= 3
+    assert all("has no end" in sentence for sentence in comparison.hops[0].unknown[:3])
 
 
 def test_the_copy_in_a_forked_child_writes_nothing(tmp_path: Path) -> None:
@@ -915,16 +916,13 @@ n = 64
 space = SpaceDigest(spaces.Discrete(4))
 meta = describe("vector", space, space, [StreamKey(env=env) for env in range(n)], reward_dtype=np.float32, digest="xxh3_64")
 recorder = Recorder(Path(sys.argv[1]) / "trainer.npz", meta)
-digests, flags, rewards = bytes(range(8)) * n, bytes([1]) * n, bytes(8 * n)
-left = 1
+digests, rewards = bytes(range(16)) * n, bytes(8 * n)
 for _ in range(int(sys.argv[2]) // n):
-    recorder.h_act += digests
-    recorder.h_obs += digests
-    recorder.flags += flags
+    recorder.digests += digests
     recorder.reward.frombytes(rewards)
-    left -= n
-    if left <= 0:
-        left = recorder.tick()
+    recorder.left -= 1
+    if not recorder.left:
+        recorder.tick()
 recorder.close()
 print(peak())
 """

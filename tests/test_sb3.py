@@ -438,21 +438,24 @@ if __name__ == "__main__":
     assert comparison.hops[0].streams == 2
 
 
-def test_a_script_that_forgets_to_close_leaves_whole_ledgers_where_one_process_did_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["DummyVecEnv", "SubprocVecEnv"])
+def test_a_script_that_forgets_to_close_leaves_whole_ledgers(tmp_path: Path, kind: str) -> None:
     code = """
 import functools, sys
 from pathlib import Path
 import numpy as np
 from common import walk
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common import vec_env
 from stepledger.sb3 import LedgerVecEnv
-directory = Path(sys.argv[1])
-venv = LedgerVecEnv(DummyVecEnv([functools.partial(walk, directory, None) for _ in range(2)]), directory / "trainer.npz")
-venv.reset()
-for _ in range(20):
-    venv.step(np.array([0, 1]))
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    venv = getattr(vec_env, sys.argv[2])([functools.partial(walk, directory, None) for _ in range(2)])
+    venv = LedgerVecEnv(venv, directory / "trainer.npz")
+    venv.reset()
+    for _ in range(20):
+        venv.step(np.array([0, 1]))
 """
-    run_python(code, tmp_path)
+    run_python(code, tmp_path, kind)
     assert_equal(compare(tmp_path))
 
 

@@ -1,0 +1,221 @@
+"""The life of one ledger: opened at its first event, written block by block, sealed at the end, abandoned in a fork."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.util
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from .errors import LedgerError
+from .format import JOURNAL, Meta
+from .journal import Block, Journal, NameTakenError, free_name, scan
+
+__all__ = ["OnError", "Recording", "check_on_error"]
+
+OnError = Literal["warn", "raise"]
+
+#: Events that are kept in memory while nobody has said where to write.
+_WAITING_EVENTS = 1 << 20
+
+
+def check_on_error(on_error: str) -> None:
+    """Refuse what is neither ``"warn"`` nor ``"raise"``.
+
+    Raises:
+        LedgerError: It is neither.
+    """
+    if on_error not in ("warn", "raise"):
+        raise LedgerError(f"on_error={on_error!r} is unknown: use 'warn' or 'raise'.")
+
+
+class Recording:
+    """The life of one ledger: opened at its first event, written block by block, sealed at the end, abandoned in a fork.
+
+    Args:
+        path: The sealed ledger's name, ``*.npz``; `None` until `place` is called: events are kept in memory until then.
+        meta: From `describe`.
+        on_error: What to do when recording fails: ``"warn"`` once and let the run go on without, or ``"raise"``.
+
+    Attributes:
+        recording: Cleared when recording has failed or ended; the tap then only passes calls on.
+        in_flight: Set while a call is with the environment: if it never returns, the other side may have one event more.
+        stop_workers: Ends the recordings in the processes of a vector env, where one is still open at interpreter exit: its workers are
+            terminated then, and would lose their open block.
+    """
+
+    stop_workers: Callable[[], object] | None = None
+
+    def __init__(self, path: Path | None, meta: Meta, *, on_error: OnError = "warn") -> None:
+        check_on_error(on_error)
+        self.path = None if path is None else path.absolute()
+        self.recording = True
+        self.in_flight = False
+        self._meta = meta
+        self._raise = on_error == "raise"
+        self._journal: Journal | None = None
+        self._pid = os.getpid()
+        self._written = time.monotonic()
+
+    @property
+    def meta(self) -> Meta:
+        """The ledger's meta so far."""
+        return self._meta
+
+    def place(self, path: Path, **meta: Any) -> None:
+        """Say where to write, and complete the meta; only before the journal is open."""
+        if self._journal is None:
+            self.path = path.absolute()
+            self._meta = {**self._meta, **meta}
+
+    def _pending(self) -> int:
+        """Number of events, or slots, in the open block."""
+        raise NotImplementedError
+
+    def _open_block(self) -> Block:
+        """The open block."""
+        raise NotImplementedError
+
+    def _clear(self) -> None:
+        """Begin a new block."""
+        raise NotImplementedError
+
+    def _ready(self) -> bool:
+        """Open the journal if it isn't; whether this process is the one that may write to it."""
+        if self._journal is None:
+            if self.path is None:
+                if self._pending() > _WAITING_EVENTS:
+                    raise LedgerError("nobody said where to write.")
+                return False
+            self._begin(self.path)
+        elif self._pid != os.getpid():
+            self._abandon()
+            return False
+        return True
+
+    def _begin(self, path: Path) -> None:
+        try:
+            self._journal = Journal(path, self._meta)
+        except NameTakenError as error:
+            if self._raise:
+                raise
+            _warn(f"{error} What is recorded here goes to another file, and comparing the two will be refused.")
+            self._meta = {**self._meta, "conflicts_with": _identity(path)}
+            while self._journal is None:
+                with contextlib.suppress(NameTakenError):  # by a third one, between the two calls
+                    self._journal = Journal(free_name(path, "conflict"), self._meta)
+        self._pid = os.getpid()
+        self._written = time.monotonic()
+        _alive.add(self)
+        if multiprocessing.parent_process() is not None:  # such a process leaves past what atexit holds
+            multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
+
+    def _write(self) -> None:
+        """Append the open block to the journal."""
+        assert self._journal is not None
+        block = self._open_block() if self._pending() else None
+        self._clear()  # first: an interrupt while it is being written must not make it be written again
+        if block is not None:
+            self._journal.append(block)
+        self._written = time.monotonic()
+
+    def flush(self) -> None:
+        """Write a sealed ledger of everything so far, and go on recording."""
+        self._finish(close=False)
+
+    def close(self) -> None:
+        """Write the sealed ledger and end recording. Nothing happens the second time, or if there was no event."""
+        self._finish(close=True)
+
+    def _finish(self, close: bool) -> None:
+        if self.recording and self._pending() and self._journal is None:
+            try:
+                self._ready()
+            except BaseException as error:
+                self.fail(error)
+        journal = self._journal
+        if not self.recording or journal is None or self._pid != os.getpid():
+            if close:
+                self.recording = False
+            return
+        try:
+            self._write()
+            journal.seal(closed=close, in_flight=self.in_flight)
+            if close:
+                self.recording = False
+                _alive.discard(self)
+                journal.remove()
+        except BaseException as error:
+            self.fail(error)
+
+    def end_workers(self) -> None:
+        """At interpreter exit, end the recordings in the processes of the vector env, if they are there and wait for a call."""
+        if self.stop_workers is not None and self.recording and not self.in_flight and self._pid == os.getpid():
+            with contextlib.suppress(Exception):  # they may be gone
+                self.stop_workers()
+
+    def fail(self, error: BaseException) -> None:
+        """End recording because of an error: once, with a warning, a mark in the ledger, and the run untouched."""
+        if self.recording:
+            self.recording = False
+            _alive.discard(self)
+            reason = f"{type(error).__name__}: {error}"
+            journal = self._journal
+            if journal is not None and self._pid == os.getpid():
+                with contextlib.suppress(Exception):  # what made recording fail may be in the open block, or keep it from being written
+                    self._write()
+                try:
+                    journal.seal(stopped=reason)
+                    journal.remove()
+                except Exception:  # no room for the mark either: the journal itself says that it was not closed
+                    journal.close()
+            self._journal = None
+            self._clear()
+            if not self._raise and isinstance(error, Exception):
+                _warn(f"recording to {self.path} stopped, training goes on: {reason}")
+        if self._raise or not isinstance(error, Exception):
+            raise error
+
+    def _abandon(self) -> None:
+        """This is a forked copy: the ledger belongs to the process that opened it."""
+        self.recording = False
+        self._journal = None
+        self._clear()
+
+    def __del__(self) -> None:
+        if getattr(self, "_journal", None) is not None:
+            self.close()
+
+
+def _identity(path: Path) -> str:
+    """The id of the ledger that is being recorded under this name; empty if it has ended."""
+    for _ in range(100):
+        try:
+            return str(scan(path.with_suffix(JOURNAL)).meta["id"])
+        except FileNotFoundError:
+            break
+        except (LedgerError, OSError):  # it was opened, but not written to yet
+            time.sleep(0.01)
+    return ""
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"stepledger: {message}", RuntimeWarning, stacklevel=2)
+
+
+#: Recorders with an open journal, for those whose environment is never closed.
+_alive: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+@atexit.register  # runs before multiprocessing, which was imported earlier, terminates its daemons
+def _close_all() -> None:
+    for recorder in list(_alive):
+        recorder.end_workers()
+    for recorder in list(_alive):
+        recorder.close()
