@@ -82,6 +82,12 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def ledger_place(self, place: Place) -> None:
         given = self._place if self._given and place.directory is None else None
         self._place = place if given is None else given._replace(run=place.run)
+        if place.options is not None and self._recorder is None:
+            self._options = {name: value for name, value in place.options.items() if name != "on_error"}
+            self._on_error = place.options["on_error"]
+            passive = self._passive
+            self._prepare()
+            self._passive = passive
         if self._recorder is not None:
             self._tell(self._recorder)
 

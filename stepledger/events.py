@@ -33,6 +33,7 @@ def event_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger], co
         pair = _Pair(tally, first_ledger, first, second_ledger, second)
         differences += pair.compare()
         notes.update(pair.notes)
+        tally.notes += [note for note in second_ledger.meta.get("notes", []) if note not in tally.notes]
         counter.add(len(first))
     return tally.hop(unpaired, notes), differences
 

@@ -71,12 +71,14 @@ class Place(NamedTuple):
         key: The stream, or for a vector env the runner whose streams they are.
         run: Identity of the run, the same at all of its taps; empty where they can't tell each other.
         group: Ledgers of different groups (``"evaluation"``) are not compared with each other.
+        options: How to record, instead of as the tap was made; see `stepledger.LedgerEnv`.
     """
 
     directory: str | None
     key: StreamKey
     run: str = ""
     group: str = ""
+    options: dict[str, Any] | None = None
 
     def path(self, tap: str) -> Path:
         """The ledger of this tap, where the directory is given."""

@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -185,6 +185,8 @@ class LedgerVectorEnv(VectorWrapper):
         vector_env: The vector env. `LedgerEnv`s in it that were made without an index are told theirs.
         path: The file to write when the vector env is closed (also by `flush`, and at interpreter exit). `None`: `ledger_place` tells it,
             and events are kept in memory until then.
+        tap: ``"env"`` where this is the environments' own side: around a vector env that steps all of them itself, inside whatever
+            stands between it and another `LedgerVectorEnv`.
         autoreset_mode: Only for a vector env that doesn't state its mode in ``metadata["autoreset_mode"]``: ``"NextStep"``,
             ``"SameStep"`` or ``"Disabled"``.
         reward_dtype: As in `LedgerEnv`, and the same on both sides; likewise the others.
@@ -198,6 +200,7 @@ class LedgerVectorEnv(VectorWrapper):
         vector_env: VectorEnv[Any, Any, Any],
         path: str | os.PathLike[str] | None,
         *,
+        tap: Literal["vector", "env"] = "vector",
         autoreset_mode: str | None = None,
         reward_dtype: npt.DTypeLike = np.float32,
         keep_values: bool = False,
@@ -205,6 +208,7 @@ class LedgerVectorEnv(VectorWrapper):
         on_error: OnError = "warn",
     ) -> None:
         self._place: Place | None = None
+        self._tap = tap
         self._mode = _autoreset_mode(vector_env, autoreset_mode)
         observations = SpaceDigest(vector_env.single_observation_space, digest)
         actions = SpaceDigest(vector_env.single_action_space, digest)
@@ -212,7 +216,7 @@ class LedgerVectorEnv(VectorWrapper):
         places = [Place(None, StreamKey(env=env), run) for env in range(vector_env.num_envs)]
         reached = path is not None and _tell_places(vector_env, places)
         meta = describe(
-            "vector",
+            tap,
             observations,
             actions,
             [StreamKey(env=env) for env in range(vector_env.num_envs)],
@@ -237,7 +241,7 @@ class LedgerVectorEnv(VectorWrapper):
     def ledger_place(self, place: Place) -> None:
         """Tell this tap, and the `LedgerEnv`s in the vector env, where to write; before the first event is written."""
         self._place = place
-        self._rows.recorder.place(place.path("vector"), **place.meta(self.num_envs))
+        self._rows.recorder.place(place.path(self._tap), **place.meta(self.num_envs))
         _tell_places(self.env, [place._replace(key=place.key._replace(env=env)) for env in range(self.num_envs)])
 
     def reset(  # type: ignore[override]

@@ -18,7 +18,7 @@ from stepledger.recording import OnError
 
 from .gather import Job, check_config
 from .run import Settings
-from .taps import RunnerTaps
+from .taps import RunnerTaps, taps_of
 
 __all__ = ["LedgerCallback", "attach"]
 
@@ -35,18 +35,20 @@ class LedgerCallback(RLlibCallback):
     replaces the callbacks that the config has; `attach` adds to them.
 
     Args:
-        directory: The run directory. A relative one is one of the driver's. What an earlier run left there is moved into ``old1``, ...
+        directory: The run directory; a relative one is one of the driver's.
+        resume: Go on with the run that the directory holds, if it holds one, as a new incarnation; otherwise such a directory is refused.
         reward_dtype: As in `stepledger.LedgerEnv`; likewise the others.
 
     Raises:
-        LedgerError: When the algorithm is built, if it can't be recorded: it is on the old API stack, has several agents, or a space
-            that is not one of Gymnasium's.
+        LedgerError: When the algorithm is built, if it can't be recorded: it is on the old API stack, has several agents, a space that is
+            not one of Gymnasium's, or another `LedgerCallback`; or the directory can't be written on a node, or holds a run.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
         *,
+        resume: bool = False,
         reward_dtype: npt.DTypeLike = np.float64,
         keep_values: bool = False,
         digest: str = "xxh3_64",
@@ -54,12 +56,15 @@ class LedgerCallback(RLlibCallback):
     ) -> None:
         super().__init__()
         self._directory = os.fspath(directory)
+        self._resume = resume
         self._settings = Settings(np.dtype(reward_dtype).name, keep_values, digest, on_error)
         self._taps: list[RunnerTaps] = []
         self._job: Job | None = None
 
     def on_environment_created(self, *, env_runner: Any, **kwargs: Any) -> None:
         """Put the taps in; raising here would only have the EnvRunner restarted without end, so that errors wait for `Job`."""
+        if taps_of(env_runner) is not None:  # those of another LedgerCallback: `Job` refuses that
+            return
         try:
             taps = RunnerTaps(env_runner, self._settings)
         except Exception as error:
@@ -85,7 +90,15 @@ class LedgerCallback(RLlibCallback):
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Begin the run: its directory, its identity, the taps in the Learners."""
-        self._job = Job(algorithm, self._directory, self._settings)
+        callbacks = force_list(algorithm.callbacks)
+        if sum(isinstance(one, LedgerCallback) for one in callbacks) > 1:
+            raise LedgerError("this config has two LedgerCallbacks: leave one of them out.")
+        self._job = Job(algorithm, self._directory, self._settings, resume=self._resume)
+
+    def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """See to what has changed in the last iteration."""
+        if self._job is not None:
+            self._job.trained()
 
     def on_env_runners_recreated(
         self, *, env_runner_group: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **kwargs: Any
@@ -104,6 +117,7 @@ def attach(
     config: AlgorithmConfig,
     directory: str | os.PathLike[str],
     *,
+    resume: bool = False,
     reward_dtype: npt.DTypeLike = np.float64,
     keep_values: bool = False,
     digest: str = "xxh3_64",
@@ -114,7 +128,8 @@ def attach(
     Args:
         config: Any algorithm's config on the new API stack.
         directory: The run directory; a relative one is resolved now.
-        reward_dtype: As in `LedgerCallback`.
+        resume: As in `LedgerCallback`.
+        reward_dtype: Likewise.
         keep_values: Likewise.
         digest: Likewise.
         on_error: Likewise.
@@ -123,16 +138,28 @@ def attach(
         The config.
 
     Raises:
-        LedgerError: The config is on the old API stack, or has several agents.
+        LedgerError: The config is on the old API stack, has several agents, has a `LedgerCallback` already, or is an algorithm that is
+            already built.
     """
+    if not isinstance(config, AlgorithmConfig) or config._is_frozen:
+        what = "one that was built already" if isinstance(config, AlgorithmConfig) else f"a {type(config).__name__}"
+        raise LedgerError(f"attach() takes an algorithm's config, and not {what}: call it before config.build_algo().")
     check_config(config)
+    present = [one for one in force_list(config.callbacks_class) if one is not RLlibCallback]
+    if any(_makes_ledgers(one) for one in present):
+        raise LedgerError("this config has a LedgerCallback already: leave one of them out.")
     callback = functools.partial(
         LedgerCallback,
         os.path.abspath(directory),
+        resume=resume,
         reward_dtype=reward_dtype,
         keep_values=keep_values,
         digest=digest,
         on_error=on_error,
     )
-    present = [one for one in force_list(config.callbacks_class) if one is not RLlibCallback]
     return config.callbacks([*present, callback])
+
+
+def _makes_ledgers(callback: Any) -> bool:
+    made = callback.func if isinstance(callback, functools.partial) else callback
+    return isinstance(made, type) and issubclass(made, LedgerCallback)

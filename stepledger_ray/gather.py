@@ -18,8 +18,8 @@ import gymnasium
 from stepledger import Comparison, compare
 from stepledger.errors import LedgerError
 
-from .run import Run, Settings
-from .taps import REMAKES, LearnerTap, episode_space, taps_of
+from .run import REMAKES, Run, Settings, check_writable
+from .taps import LearnerTap, episode_space, taps_of
 
 __all__ = ["Job", "finish"]
 
@@ -41,20 +41,26 @@ class Job:
         LedgerError: This algorithm can't be recorded.
     """
 
-    def __init__(self, algorithm: Any, directory: str, settings: Settings) -> None:
+    def __init__(self, algorithm: Any, directory: str, settings: Settings, *, resume: bool = False) -> None:
         check_config(algorithm.config)
         self._algorithm = weakref.proxy(algorithm)
-        self.run = Run.begin(directory, algorithm, settings)
+        self.run = Run.begin(directory, algorithm, settings, resume=resume)
         self._incarnations: dict[tuple[bool, int], int] = {}
+        self._restarts = 0
         self._ended = False
-        spaces = None
-        for group in self._runner_groups():
-            spaces = spaces or self._tell_runners(group)
+        found = [self._tell_runners(group) for group in self._runner_groups()]
+        spaces = next((one for one in found if one is not None), None)
         if spaces is None:
-            raise LedgerError("no EnvRunner of this algorithm has an environment, so that there is nothing to record.")
-        self._put_learner_taps(*spaces)
+            raise LedgerError(
+                "no EnvRunner of this algorithm has an environment, so that there is nothing to record: "
+                + ("give it an evaluation (config.evaluation(...))." if self.run.offline else "give it one (config.environment(...)).")
+            )
+        self._learner_options: dict[str, Any] = {"run": self.run, "observation_space": spaces[0], "action_space": spaces[1]}
+        if not self.run.offline:
+            self._put_learner_taps()
         self._hook_cleanup(algorithm)
-        print(f"stepledger: recording the taps env, vector, episode and learner into {self.run.directory}", flush=True)
+        taps = "env, vector and episode of the evaluation" if self.run.offline else "env, vector, episode and learner"
+        print(f"stepledger: recording the taps {taps} into {self.run.directory}", flush=True)
 
     def _runner_groups(self) -> list[Any]:
         """The EnvRunners for training and for evaluation."""
@@ -76,11 +82,25 @@ class Job:
             found = found or spaces
         return found
 
-    def _put_learner_taps(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+    def _put_learner_taps(self) -> None:
         """Put taps into the pipelines that make train batches: those of the aggregators where there are any, else the Learners' own."""
-        options = {"run": self.run, "observation_space": observation_space, "action_space": action_space}
         for index, call in enumerate(self._pipelines()):
-            call(functools.partial(_put_learner_tap, index=index, **options))
+            options = {**self._learner_options, "index": index, "incarnation": self.run.incarnation + self._restarts}
+            for error in call(functools.partial(_put_learner_tap, **options)):
+                if error is not None:
+                    raise LedgerError(error)
+
+    def trained(self) -> None:
+        """After each training iteration: aggregators that were restarted have no tap."""
+        manager = getattr(self._algorithm, "_aggregator_actor_manager", None)
+        restarts = 0 if manager is None else manager.total_num_restarts()
+        if restarts == self._restarts:
+            return
+        self._restarts = restarts
+        try:
+            self._put_learner_taps()
+        except Exception as error:
+            logger.warning("stepledger: restarted aggregators are not recorded: %s", error)
 
     def _pipelines(self) -> list[Callable[[Callable[[Any], Any]], list[Any]]]:
         """For each process with a learner connector pipeline, a function that calls a function there and gives its results, if any."""
@@ -159,7 +179,7 @@ def check_config(config: Any) -> None:
     """Refuse a config whose algorithm can't be recorded.
 
     Raises:
-        LedgerError: It is on the old API stack, or has several agents.
+        LedgerError: It is on the old API stack, has several agents, or its ledgers are recorded already.
     """
     if not (config.enable_env_runner_and_connector_v2 and config.enable_rl_module_and_learner):
         raise LedgerError(
@@ -207,7 +227,11 @@ def _tell(env_runner: Any, run: Run, incarnations: dict[tuple[bool, int], int]) 
     if taps is None:
         return "an EnvRunner has no LedgerCallback: set the callback in the algorithm's own config.", None
     index = env_runner.worker_index or 0
-    taps.tell(run, index, incarnations.get((bool(env_runner.config.in_evaluation), index), 0))
+    try:
+        check_writable(run.directory)
+    except LedgerError as problem:
+        return str(problem), None
+    taps.tell(run, index, run.incarnation + incarnations.get((bool(env_runner.config.in_evaluation), index), 0))
     return None, (episode_space(env_runner)[0], taps.action_space)
 
 
@@ -217,10 +241,17 @@ def _call(foreach: Callable[..., Any], actor: int | None, function: Callable[[An
     return [result.get() for result in results.ignore_errors()]
 
 
-def _put_learner_tap(learner: Any, **options: Any) -> None:
-    """In a Learner or aggregator: record what arrives before any other piece of its pipeline has changed it."""
-    if learner._learner_connector is not None:
-        learner._learner_connector.prepend(LearnerTap(**options, incarnation=0))
+def _put_learner_tap(learner: Any, run: Run, **options: Any) -> str | None:
+    """In a Learner or aggregator: record what arrives before any other piece of its pipeline has changed it. Returns an error."""
+    pipeline = learner._learner_connector
+    if pipeline is None or any(isinstance(piece, LearnerTap) for piece in pipeline.connectors):
+        return None
+    try:
+        check_writable(run.directory)
+    except LedgerError as problem:
+        return str(problem)
+    pipeline.prepend(LearnerTap(run, **options))
+    return None
 
 
 def _write_runner(env_runner: Any, stop: bool, run: Run) -> dict[str, bytes]:

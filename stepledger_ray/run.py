@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stepledger.errors import LedgerError
 from stepledger.recording import OnError
 
-__all__ = ["Run", "Settings"]
+__all__ = ["REMAKES", "Run", "Settings", "check_writable"]
 
 _FILE = "run.json"
+
+#: Restarts of a runner's process are this far apart in the numbering of its incarnations; between them its vector env may be made again.
+REMAKES = 100
+#: Likewise what goes on in the run directory of an earlier run.
+RESUMES = 10_000
 
 
 @dataclass(frozen=True)
@@ -38,50 +45,103 @@ class Run:
         directory: Absolute path of the run directory on the driver's node.
         id: Identity of the run, in the meta of all its ledgers.
         algorithm: Class name of the algorithm.
+        trial: Tune's id of the trial; empty outside of Tune.
         settings: How its taps record.
         gamma: The algorithm's discount factor.
         replays: Whether what it learns from comes out of a replay buffer.
+        offline: Whether it learns from a dataset, so that only its evaluation samples.
+        incarnation: Number of the first incarnation of its runners: 0, or more where it goes on after an earlier one.
     """
 
     directory: str
     id: str
     algorithm: str
+    trial: str
     settings: Settings
     gamma: float
     replays: bool
+    offline: bool
+    incarnation: int
 
     @classmethod
-    def begin(cls, directory: str | os.PathLike[str], algorithm: Any, settings: Settings) -> Run:
+    def begin(cls, directory: str | os.PathLike[str], algorithm: Any, settings: Settings, *, resume: bool = False) -> Run:
         """Make the run directory of an algorithm, on the driver.
 
         A relative directory is one of the driver's: Tune moves its trials into directories of their own, and each of them gets a run
-        directory of its own below this one. What an earlier run left here is moved into ``old1``, ``old2``, ...
+        directory of its own below this one. A trial that Tune starts again goes on in its directory.
+
+        Raises:
+            LedgerError: The directory holds a run already, or can't be written.
         """
         path = Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "."), directory).absolute()
-        if algorithm.trial_name != "default":
+        trial = "" if algorithm.trial_name == "default" else str(algorithm.trial_id)
+        if trial:
             path /= algorithm.trial_name
-        path.mkdir(parents=True, exist_ok=True)
-        if (path / _FILE).exists():
-            _set_aside(path)
-        replays = algorithm.local_replay_buffer is not None
-        run = cls(str(path), uuid.uuid4().hex, type(algorithm).__name__, settings, float(algorithm.config.gamma), replays)
-        (path / _FILE).write_text(json.dumps(asdict(run), indent=2))
+        run = cls(
+            directory=str(path),
+            id=uuid.uuid4().hex,
+            algorithm=type(algorithm).__name__,
+            trial=trial,
+            settings=settings,
+            gamma=float(algorithm.config.gamma),
+            replays=algorithm.local_replay_buffer is not None,
+            offline=bool(algorithm.config.is_offline),
+            incarnation=0,
+        )
+        file = path / _FILE
+        if file.exists():
+            run = run._after(_read(file), resume)
+        check_writable(str(path))
+        file.write_text(json.dumps(asdict(run), indent=2))
         return run
+
+    def _after(self, earlier: dict[str, Any], resume: bool) -> Run:
+        """This run as it goes on after an earlier one in its directory."""
+        same_trial = self.trial and earlier.get("trial") == self.trial
+        if not (resume or same_trial):
+            raise LedgerError(
+                f"{self.directory} holds a run already: name another directory, remove this one, or pass resume=True to go on with the run "
+                "in it (after a checkpoint: Algorithm.from_checkpoint(path, config=attach(config, directory, resume=True)))."
+            )
+        if earlier.get("settings") != asdict(self.settings):
+            raise LedgerError(
+                f"the run in {self.directory} was recorded with other options ({earlier.get('settings')}): pass the same ones."
+            )
+        # Not from the files: those of a dead runner may be on another node. A hundred restarts of each runner fit in between.
+        return replace(self, id=str(earlier["id"]), incarnation=int(earlier["incarnation"]) + RESUMES)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a report says about all of the run."""
+        return [f"nothing was sampled for training: {self.algorithm} learns from a dataset"] if self.offline else []
 
     def is_here(self) -> bool:
         """Whether the run directory is this process's too: the same node, or a shared file system."""
         try:
-            return bool(json.loads((Path(self.directory) / _FILE).read_text())["id"] == self.id)
-        except (OSError, ValueError, KeyError):
+            return bool(_read(Path(self.directory) / _FILE)["id"] == self.id)
+        except (LedgerError, KeyError):
             return False
 
 
-def _set_aside(path: Path) -> None:
-    number = 1
-    while (path / f"old{number}").exists():
-        number += 1
-    old = path / f"old{number}"
-    old.mkdir()
-    for file in path.iterdir():
-        if file.suffix in (".npz", ".journal", ".json"):
-            file.rename(old / file.name)
+def check_writable(directory: str) -> None:
+    """Make a directory, and see whether files can be written in it.
+
+    Raises:
+        LedgerError: They can't.
+    """
+    probe = Path(directory, f".{uuid.uuid4().hex}")
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise LedgerError(
+            f"{directory} can't be written on {platform.node()} ({error.strerror or error}): name another directory."
+        ) from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise LedgerError(f"{file} can't be read ({error}): name another directory.") from None

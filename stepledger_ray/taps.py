@@ -27,9 +27,6 @@ from .run import Run, Settings
 
 __all__ = ["LearnerTap", "RunnerTaps"]
 
-#: Restarts of a runner's process are this far apart in the numbering of its incarnations; between them its vector env may be made again.
-REMAKES = 100
-
 #: RLlib's own pieces of an env-to-module pipeline, none of which changes an episode. Any other piece may write into it.
 _READ_ONLY = {
     "AddObservationsFromEpisodesToBatch",
@@ -76,7 +73,7 @@ class RunnerTaps:
         SpaceDigest(self.observation_space, settings.digest)
         self._settings = settings
         self._env_runner = env_runner
-        self.vector = _install(outer, settings)
+        self._env_side, self.vector = _install(outer, settings)
         self.vector.taps = self
         self._stream_of: dict[str, int] = {}
         self._episodes: _EpisodeRecorder | None = None
@@ -87,11 +84,13 @@ class RunnerTaps:
         """Say whose taps these are and where they write."""
         self.told = (run, runner, incarnation)
         group = "evaluation" if self._env_runner.config.in_evaluation else ""
-        place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id, group)
+        place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id, group, self._settings.options())
         self._place = place
         self.vector.ledger_place = place
+        if self._env_side is not None:
+            self._env_side.ledger_place = place
         if self._episodes is not None:
-            self._episodes.tell(place)
+            self._episodes.tell(place, run.notes)
 
     def created(self, episode: SingleAgentEpisode, env: int) -> None:
         """Remember in which environment an episode takes place: what leaves the sampler doesn't say."""
@@ -105,8 +104,8 @@ class RunnerTaps:
         if self._episodes is None:
             # Now, and not at the taps' making, the connector pipelines are there.
             self._episodes = _EpisodeRecorder(self._env_runner, self.action_space, self._actions, self._settings, self.vector.num_envs)
-            if self._place is not None:
-                self._episodes.tell(self._place)
+            if self._place is not None and self.told is not None:
+                self._episodes.tell(self._place, self.told[0].notes)
         self._episodes.record(episodes, self._stream_of)
         # Of each environment, only the episode that goes on is asked for again.
         self._stream_of = {id_: env for env, id_ in {env: id_ for id_, env in self._stream_of.items()}.items()}
@@ -121,7 +120,9 @@ class RunnerTaps:
 
     def _each(self, method: str) -> None:
         base = self.vector.unwrapped
-        if isinstance(base, (SyncVectorEnv, AsyncVectorEnv)) and not base.closed:
+        if self._env_side is not None:
+            getattr(self._env_side, method)()
+        elif not base.closed:
             base.call(method)
         getattr(self.vector, method)()
         if self._episodes is not None:
@@ -138,18 +139,35 @@ def taps_of(env_runner: Any) -> RunnerTaps | None:
     return None
 
 
-def _install(outer: VectorWrapper, settings: Settings) -> Any:
-    """Put the env side into the vector env inside RLlib's ``DictInfoToList``, which must stay outermost, and the vector side around it."""
+def _install(outer: VectorWrapper, settings: Settings) -> tuple[LedgerVectorEnv | None, Any]:
+    """Put the env side into the vector env inside RLlib's ``DictInfoToList``, which must stay outermost, and the vector side around it.
+
+    Returns:
+        The env side where it is around the whole vector env: one that was made by a ``vector_entry_point`` steps its environments itself.
+        The vector side.
+    """
     parent = outer
     while isinstance(parent.env, VectorWrapper):
         parent = parent.env
-    base = parent.env
+    base, env_side = parent.env, None
     if isinstance(base, SyncVectorEnv):
-        base.envs = [LedgerEnv(env, None, **settings.options()) for env in base.envs]
+        base.envs = [_with_ledger(env, settings) for env in base.envs]
     elif isinstance(base, AsyncVectorEnv):
         parent.env = _made_again(base, settings)
-    outer.env = LedgerVectorEnv(outer.env, None, **settings.options())
-    return outer.env
+    else:  # RLlib relies on next-step autoreset
+        parent.env = env_side = LedgerVectorEnv(base, None, tap="env", autoreset_mode="NextStep", **settings.options())
+    outer.env = LedgerVectorEnv(outer.env, None, autoreset_mode="NextStep", **settings.options())
+    return env_side, outer.env
+
+
+def _with_ledger(env: gymnasium.Env[Any, Any], settings: Settings) -> gymnasium.Env[Any, Any]:
+    """The environment with a ledger: its own, if its creator gave it one, which is told where and how to record."""
+    return env if _has_ledger(env) else LedgerEnv(env, None, **settings.options())
+
+
+def _has_ledger(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether there is a `LedgerEnv` among the wrappers of an environment."""
+    return isinstance(env, gymnasium.Wrapper) and env.has_wrapper_attr("ledger_place")
 
 
 def _made_again(base: AsyncVectorEnv, settings: Settings) -> AsyncVectorEnv:
@@ -167,8 +185,8 @@ def _made_again(base: AsyncVectorEnv, settings: Settings) -> AsyncVectorEnv:
     return made
 
 
-def _make(maker: Callable[[], gymnasium.Env[Any, Any]], settings: Settings) -> LedgerEnv:
-    return LedgerEnv(maker(), None, **settings.options())
+def _make(maker: Callable[[], gymnasium.Env[Any, Any]], settings: Settings) -> gymnasium.Env[Any, Any]:
+    return _with_ledger(maker(), settings)
 
 
 class _EpisodeRecorder:
@@ -196,8 +214,8 @@ class _EpisodeRecorder:
         self._reward_dtype: str = meta["reward_dtype"]
         self.recorder = BatchRecorder(None, meta, on_error=settings.on_error)
 
-    def tell(self, place: Place) -> None:
-        self.recorder.place(place.path("episode"), **place.meta(self._n))
+    def tell(self, place: Place, notes: Sequence[str]) -> None:
+        self.recorder.place(place.path("episode"), **place.meta(self._n), notes=list(notes))
 
     def record(self, episodes: Sequence[SingleAgentEpisode], stream_of: dict[str, int]) -> None:
         if not self.recorder.recording:

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +24,7 @@ from faults import Dose, FaultyEnv, FaultyVectorEnv, read_log  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
 
-from stepledger import Comparison, LedgerError, compare  # noqa: E402
+from stepledger import Comparison, LedgerEnv, LedgerError, compare  # noqa: E402
 from stepledger.cli import main  # noqa: E402
 from stepledger_ray import LedgerCallback, attach, finish  # noqa: E402
 
@@ -313,11 +313,130 @@ def test_attach_adds_to_the_callbacks_that_are_there(tmp_path):
     assert result.exit_status == 0
 
 
-def test_an_earlier_run_in_the_directory_is_kept_aside(tmp_path):
+def test_a_directory_that_holds_a_run_is_refused_and_resume_goes_on_in_it(tmp_path):
     first = record(tmp_path, config(), iterations=1)
-    second = record(tmp_path, config(), iterations=2)
-    assert second.events > first.events
-    assert compare(tmp_path / "old1").events == first.events
+    with pytest.raises(LedgerError, match=r"holds a run already.*resume=True"):
+        attach(config(), tmp_path).build_algo()
+    assert compare(tmp_path).events == first.events
+    with pytest.raises(LedgerError, match="other options"):
+        attach(config(), tmp_path, resume=True, digest="blake2b").build_algo()
+    train(attach(config(), tmp_path, resume=True), iterations=2)
+    both = compare(tmp_path)
+    assert both.exit_status == 0, str(both)
+    assert both.hops[0].streams == 2 * first.hops[0].streams
+    assert both.events > 2 * first.events
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    algorithm = attach(config(), tmp_path / "run").build_algo()
+    algorithm.train()
+    path = algorithm.save(str(tmp_path / "checkpoint")).checkpoint.path
+    algorithm.train()
+    algorithm.restore(path)
+    algorithm.train()
+    algorithm.stop()
+    before = compare(tmp_path / "run")
+    assert before.exit_status == 0, str(before)
+    with pytest.raises(LedgerError, match="from_checkpoint"):
+        PPO.from_checkpoint(path)
+    again = PPO.from_checkpoint(path, config=attach(config(), tmp_path / "run", resume=True))
+    again.train()
+    again.stop()
+    result = compare(tmp_path / "run")
+    assert result.exit_status == 0, str(result)
+    assert result.events > before.events
+
+
+def test_a_config_takes_one_ledger_callback(tmp_path):
+    one = attach(config(), tmp_path)
+    with pytest.raises(LedgerError, match="already"):
+        attach(one, tmp_path)
+    twice = config().callbacks([functools.partial(LedgerCallback, str(tmp_path)), functools.partial(LedgerCallback, str(tmp_path / "b"))])
+    with pytest.raises(LedgerError, match="two LedgerCallbacks"):
+        twice.build_algo()
+
+
+def test_an_algorithm_that_is_built_already_is_refused(tmp_path):
+    algorithm = config().build_algo()
+    try:
+        for built in (algorithm, algorithm.config):
+            with pytest.raises(LedgerError, match=r"before config\.build_algo"):
+                attach(built, tmp_path)
+    finally:
+        algorithm.stop()
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_a_directory_that_cannot_be_written_is_refused_before_training(tmp_path, runners):
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match=r"can't be written on .*: name another directory"):
+        attach(config(runners), tmp_path / "file" / "run").build_algo()
+
+
+class WalkVectorEnv(gym.vector.VectorEnv):
+    """Steps its environments itself, as a simulator that runs many at once does."""
+
+    metadata: ClassVar = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.num_envs = config["num_envs"]
+        self._inner = gym.vector.SyncVectorEnv([functools.partial(Walk, config)] * self.num_envs)
+        self.single_observation_space, self.single_action_space = self._inner.single_observation_space, self._inner.single_action_space
+        self.observation_space, self.action_space = self._inner.observation_space, self._inner.action_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self._inner.reset(**kwargs)
+
+    def step(self, actions: Any) -> Any:
+        return self._inner.step(actions)
+
+
+class Rounding(gym.vector.VectorWrapper):
+    """Rounds the rewards of one step: a fault of a wrapper around somebody's vector env."""
+
+    calls = 0
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *rest = self.env.step(actions)
+        self.calls += 1
+        return observations, rewards.round() if self.calls == 20 else rewards, *rest
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+def test_a_vector_env_that_steps_its_environments_itself_is_the_env_side(tmp_path, runners):
+    result = record(tmp_path, config(runners, mode="vector_entry_point", env=WalkVectorEnv))
+    assert result.exit_status == 0, str(result)
+    assert [one.streams for one in result.hops] == [2 * max(1, runners)] * 3
+    assert result.events > 240
+
+
+class Around(RLlibCallback):
+    """Puts a wrapper around the vector env, in front of LedgerCallback."""
+
+    def on_environment_created(self, *, env_runner: Any, **kwargs: Any) -> None:
+        env_runner.env.env = Rounding(env_runner.env.env)
+
+
+def test_a_fault_around_such_a_vector_env_is_found(tmp_path):
+    result = record(tmp_path, config(mode="vector_entry_point", env=WalkVectorEnv).callbacks([Around]))
+    assert {(one.hop, one.fields) for one in result.differences} == {(HOPS[0], ("reward",))}
+    assert sorted(one.env for one in result.differences) == [0, 1]
+
+
+class WithLedger(gym.Wrapper):
+    """An environment whose creator gave it a ledger, with settings of its own, and something around it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(LedgerEnv(Walk(config), config["directory"], config.get("index")))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("index", [None, 0])
+def test_environments_that_come_with_a_ledger_keep_it(tmp_path, mode, index):
+    result = record(tmp_path / "run", config(mode=mode, env=WithLedger, directory=str(tmp_path / "theirs"), index=index))
+    assert result.exit_status == 0, str(result)
+    assert result.hops[0].streams == 2
+    assert not (tmp_path / "theirs").exists()
 
 
 def test_the_old_api_stack_is_refused_in_one_sentence(tmp_path):
