@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .errors import LedgerError
 from .events import event_hop
-from .ledger import Ledger, find, read
-from .result import Comparison, Counter, Difference, Hop, Progress
+from .format import JOURNAL, SEALED
+from .ledger import ForeignFileError, Ledger, find, read
+from .result import Comparison, Counter, Difference, Hop, Progress, Tally
 from .transitions import transition_hop
 
 __all__ = ["TAPS", "compare"]
@@ -39,8 +41,14 @@ def compare(
     Raises:
         LedgerError: There is nothing to compare, a ledger can't be read, or the two sides were recorded with different settings.
     """
-    ledgers = _load(Path(env_side), None if trainer_side is None else Path(trainer_side))
+    ledgers = _load(Path(env_side), None if trainer_side is None else _named(trainer_side))
     return compare_ledgers(ledgers, progress)
+
+
+def _named(trainer_side: str | os.PathLike[str]) -> Path:
+    """The trainer's file as it was named when it was recorded: the suffix may be left out."""
+    path = Path(trainer_side)
+    return path if path.suffix in (SEALED, JOURNAL) or path.exists() else path.with_name(f"{path.name}{SEALED}")
 
 
 def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
@@ -51,13 +59,19 @@ def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
     if env_side.is_dir():
         trainer = None if trainer_side is None else trainer_side.with_suffix("").resolve()
         paths = [path for path in find(env_side) if path.with_suffix("").resolve() != trainer]
-        if not paths and trainer_side is None:
-            raise LedgerError(f"{env_side} holds no ledgers: name the directory that they were written to.")
     elif trainer_side is None:
         raise LedgerError(f"{env_side} is one ledger, and comparing takes two sides: name the directory, or the other side's file too.")
     else:
         paths = [env_side]
-    ledgers = [read(path) for path in paths]
+    ledgers = []
+    for path in paths:
+        try:
+            ledgers.append(read(path))
+        except ForeignFileError:
+            if not env_side.is_dir():
+                raise
+    if not ledgers and trainer_side is None:
+        raise LedgerError(f"{env_side} holds no ledgers: name the directory that they were written to.")
     if trainer_side is not None:
         # With the trainer's side named, other vector envs' ledgers in the directory are not meant.
         ledgers = [ledger for ledger in ledgers if ledger.meta["tap"] == "env"]
@@ -75,7 +89,7 @@ def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
 
 def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None) -> Comparison:
     """Compare the ledgers of one run, whatever taps they are of."""
-    ledgers = _without_conflicts(ledgers)
+    ledgers, left_out = _of_one_run(_without_conflicts(ledgers))
     groups: dict[str, list[Ledger]] = {}
     for ledger in ledgers:
         groups.setdefault(ledger.meta.get("group", ""), []).append(ledger)
@@ -88,9 +102,14 @@ def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None)
         if len(present) < 2:
             what = f"only ledgers of the tap {present[0]!r}" if present else "no ledgers of a known tap"
             raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
-        for first, second in itertools.pairwise(present):
-            hop_of = transition_hop if second == "learner" else event_hop
+        expected = {tap for some in by_tap.values() for ledger in some for tap in ledger.meta.get("taps", [])}
+        for first, second in itertools.pairwise(tap for tap in TAPS if tap in by_tap or tap in expected):
             name = f"{group}: {first} -> {second}" if group else f"{first} -> {second}"
+            missing = [tap for tap in (first, second) if tap not in by_tap]
+            if missing:
+                hops.append(Tally(name).hop((f"{name}: there is no ledger of the tap {missing[0]!r}, which this run had",), {}))
+                continue
+            hop_of = transition_hop if second == "learner" else event_hop
             hop, found = hop_of(name, by_tap[first], by_tap[second], counter)
             hops.append(hop)
             differences += found
@@ -98,7 +117,30 @@ def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None)
     if not any(hop.streams for hop in hops):
         unpaired = [sentence for hop in hops for sentence in hop.unpaired] or ["no environment is on both sides"]
         raise LedgerError(f"{unpaired[0]}; nothing was compared.")
+    if left_out:
+        hops[0] = replace(hops[0], notes=(*hops[0].notes, left_out))
     return Comparison(tuple(hops), tuple(differences))
+
+
+def _of_one_run(ledgers: Sequence[Ledger]) -> tuple[list[Ledger], str]:
+    """The ledgers without those of earlier runs that lie in the same directory, and what to say of those.
+
+    Taps that can reach each other agree on the identity of a run. What ended before the newest run began is an earlier one.
+    """
+    runs: dict[str, list[Ledger]] = {}
+    for ledger in ledgers:
+        runs.setdefault(ledger.meta.get("run", ""), []).append(ledger)
+    newest = max(runs, key=lambda run: max(ledger.meta["created"] for ledger in runs[run]), default="")
+    if not newest or len(runs) == 1:
+        return list(ledgers), ""
+    began = min(ledger.meta["created"] for ledger in runs[newest])
+    others = [ledger for run, some in runs.items() if run != newest for ledger in some]
+    earlier = [one for one in others if one.meta.get("ended", one.path.stat().st_mtime) <= began]
+    kept = [ledger for ledger in ledgers if ledger not in earlier]
+    if len({ledger.meta["tap"] for ledger in kept}) < 2:  # then the two sides are of different runs
+        return list(ledgers), ""
+    names = ", ".join(ledger.path.name for ledger in earlier[:3]) + (", ..." if len(earlier) > 3 else "")
+    return kept, f"left out: {len(earlier):,} ledgers of earlier runs ({names})" if earlier else ""
 
 
 def _without_conflicts(ledgers: Sequence[Ledger]) -> list[Ledger]:

@@ -145,15 +145,10 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-_splitters: dict[tuple[int, int], struct.Struct] = {}
-
-
+@functools.lru_cache(maxsize=64)  # batches of a vector env have one length, chunks of episodes any
 def _splitter(size: int, n: int) -> struct.Struct:
     """Cuts ``n * size`` bytes into ``n`` pieces in one call."""
-    try:
-        return _splitters[size, n]
-    except KeyError:
-        return _splitters.setdefault((size, n), struct.Struct(f"{size}s" * n))
+    return struct.Struct(f"{size}s" * n)
 
 
 class _DiscreteLeaf:
@@ -375,6 +370,7 @@ class SpaceDigest:
         self.paths: list[Path] = [path for path, _ in found]
         self._leaves: list[_Leaf] = [leaf for _, leaf in found]
         self._hash = digest
+        self._is_tuple = isinstance(space, spaces.Tuple)
         self._single = len(found) == 1 and found[0][0] == ()
         self._seed = seed_of("composite", (len(found),))
         if self._single:
@@ -395,17 +391,25 @@ class SpaceDigest:
 
         Args:
             batch: As a vector env gives or takes it: each array leaf with the environments along its first axis, each other leaf a
-                sequence with one value per environment; or a sequence of unbatched values.
+                sequence with one value per environment; or, but for a Tuple space, a list of unbatched values.
 
         Returns:
             One digest per environment, each equal to `one` of that environment's value.
         """
         if self._single:
             return self._leaves[0].rows(batch)
-        if isinstance(batch, (list, np.ndarray)):
+        if self._one_by_one(batch):
             return [self._one(value) for value in batch]
         columns = [list(leaf.rows(_at(batch, path))) for path, leaf in zip(self.paths, self._leaves)]
         return [self._hash(b"".join(row), self._seed) for row in zip(*columns)]
+
+    def each(self, values: Iterable[Any]) -> Iterable[bytes]:
+        """The digests of several values that are not batched."""
+        return map(self.one, values)
+
+    def _one_by_one(self, batch: Any) -> bool:
+        """Whether a batch is a list of unbatched values; Gymnasium takes a list for the parts of a Tuple space as well as a tuple."""
+        return isinstance(batch, np.ndarray) or (isinstance(batch, list) and not self._is_tuple)
 
     @property
     def layouts(self) -> list[Layout]:
@@ -418,6 +422,6 @@ class SpaceDigest:
 
     def batch_values(self, batch: Any) -> list[Sequence[npt.NDArray[Any] | bytes]]:
         """For each leaf, the cast values of a batch that `rows` accepts, one per environment."""
-        if isinstance(batch, (list, np.ndarray)) and not self._single:
+        if not self._single and self._one_by_one(batch):
             return [[leaf.value(_at(value, path)) for value in batch] for path, leaf in zip(self.paths, self._leaves)]
         return [[leaf.value(value) for value in _at(batch, path)] for path, leaf in zip(self.paths, self._leaves)]

@@ -13,7 +13,7 @@ from .align import Edit, align
 from .digest import MISSING
 from .format import RESET, STEP
 from .ledger import Ledger, Stream
-from .pairs import check_settings, paired, stream_name
+from .pairs import check_settings, paired, stream_name, taps_of
 from .result import KEPT, Counter, Difference, Hop, Tally
 
 __all__ = ["event_hop"]
@@ -74,13 +74,12 @@ class _Pair:
             else:
                 self._unmatched(edit, flipped)
                 flipped = None
-        for ledger, tap in zip((self.first_ledger, self.second_ledger), tally.name.split(" -> ")):
+        for ledger, tap in zip((self.first_ledger, self.second_ledger), taps_of(tally.name)):
             if ledger.open_end and not self.unknown:
                 self.unknown = f"what came after its last event can't be compared, because the ledger of the tap {tap!r} has no end"
         if self.unknown:
             tally.unknown.append(f"{stream_name(self.first.key)}: {self.unknown}")
-        tally.differences += self.count
-        tally.streams_different += self.count > 0
+        tally.add(self.first.key, self.count)
         return self.kept
 
     def _align(self) -> list[Edit]:
@@ -132,6 +131,10 @@ class _Pair:
         if not length or self._at_open_end(edit) or self._cut_off(edit) or self._still_to_come(edit):
             return
         self.count += 1
+        if lost:
+            self.tally.lost += length
+        else:
+            self.tally.extra += length
         if len(self.kept) < KEPT:
             self.kept.append(self._difference(edit.kind, ("event",), edit.first, edit.second, length))
 
@@ -140,7 +143,7 @@ class _Pair:
         lost = edit.kind == "lost"
         if edit.first + (edit.length if lost else 0) < len(self.first) or edit.second + (0 if lost else edit.length) < len(self.second):
             return None
-        taps = self.tally.name.split(" -> ")
+        taps = taps_of(self.tally.name)
         return (self.second_ledger, taps[1]) if lost else (self.first_ledger, taps[0])
 
     def _at_open_end(self, edit: Edit) -> bool:
@@ -173,14 +176,17 @@ class _Pair:
 
         RLlib drops such episodes. What it drops in the middle of one, or an episode that ended, is a difference.
         """
-        stop = edit.first + edit.length
         if edit.kind != "lost" or self.second_ledger.meta["tap"] != "episode":
             return False
-        if (self.a["terminated"][edit.first : stop] | self.a["truncated"][edit.first : stop]).any():
+        begin, stop = edit.first, edit.first + edit.length
+        # Of a, b, a, c one side may lack "b, a" as well as "a, b": where resets are alike, the run that begins with one is meant.
+        while begin and self.a["kind"][begin] != RESET and all(self.a[name][begin - 1] == self.a[name][stop - 1] for name in self.fields):
+            begin, stop = begin - 1, stop - 1
+        if (self.a["terminated"][begin:stop] | self.a["truncated"][begin:stop]).any():
             return False
         if stop < len(self.first) and self.a["kind"][stop] != RESET:
             return False
-        steps = int((self.a["kind"][edit.first : stop] == STEP).sum())
+        steps = int((self.a["kind"][begin:stop] == STEP).sum())
         if steps:
             self.tally.notes.append(f"{stream_name(self.first.key)}: {steps:,} steps of an episode that was cut off never left the sampler")
         return True

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .digest import Layout
 from .errors import LedgerError
 
 __all__ = ["FORMAT", "RESET", "STEP", "TRANSITION", "Place", "StreamKey", "event_dtype"]
@@ -72,6 +73,7 @@ class Place(NamedTuple):
         run: Identity of the run, the same at all of its taps; empty where they can't tell each other.
         group: Ledgers of different groups (``"evaluation"``) are not compared with each other.
         options: How to record, instead of as the tap was made; see `stepledger.LedgerEnv`.
+        taps: The taps that the run has, so that one whose ledgers are missing is missed.
     """
 
     directory: str | None
@@ -79,6 +81,7 @@ class Place(NamedTuple):
     run: str = ""
     group: str = ""
     options: dict[str, Any] | None = None
+    taps: tuple[str, ...] = ()
 
     def path(self, tap: str) -> Path:
         """The ledger of this tap, where the directory is given."""
@@ -88,7 +91,7 @@ class Place(NamedTuple):
     def meta(self, streams: int | None = None) -> dict[str, Any]:
         """What the ledger's meta says of it; a number of streams means environments 0 to n-1 instead of the key's own."""
         keys = [self.key] if streams is None else [self.key._replace(env=env) for env in range(streams)]
-        return {"stream_keys": [list(key) for key in keys], "run": self.run, "group": self.group}
+        return {"stream_keys": [list(key) for key in keys], "run": self.run, "group": self.group, "taps": list(self.taps)}
 
 
 def event_dtype(reward_dtype: str, columns: dict[str, str]) -> np.dtype[Any]:
@@ -165,6 +168,11 @@ _OPTIONAL_ENTRIES: Meta = {
     "group": str,
     "each_step_once": bool,
     "gamma": (int, float),
+    "replays": bool,
+    "ended": (int, float),
+    "notes": list,
+    "taps": list,
+    "runners": list,
 }
 
 
@@ -177,6 +185,8 @@ def _is_meta(meta: Meta) -> bool:
     return (
         all(isinstance(meta.get(name), kind) for name, kind in _ENTRIES.items())
         and all(isinstance(meta[name], kind) for name, kind in _OPTIONAL_ENTRIES.items() if name in meta)
+        and all(isinstance(one, str) for name in ("notes", "taps") for one in meta.get(name, []))
+        and all(isinstance(one, int) for one in meta.get("runners", []))
         and meta["reward_dtype"] in REWARD_BITS
         and 0 <= meta["created"] < 1e11
         and all(_is_space(meta[name]) for name in ("observation_space", "action_space"))
@@ -219,3 +229,12 @@ def _is_layouts(layouts: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def layouts_of(meta: Meta) -> list[tuple[str, Layout]]:
+    """Name and layout of each column of kept values, in the order in which a block holds them."""
+    return [
+        (f"values_{which}_{index}", None if layout is None else (np.dtype(layout[0]), tuple(layout[1])))
+        for which in ("obs", "act")
+        for index, layout in enumerate(meta["values"][which])
+    ]

@@ -6,14 +6,15 @@ open block. `Journal.seal` turns the journal into ``NAME.npz`` by a temporary na
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
 import mmap
 import os
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +24,8 @@ import xxhash
 
 from .digest import Layout
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, EpisodeCounter, Meta, checked_meta, event_dtype
+from .format import JOURNAL, SEALED, Meta, checked_meta, event_dtype, layouts_of
+from .sealed import write_sealed
 
 try:
     import fcntl
@@ -49,15 +51,6 @@ class Block:
     def __init__(self, events: npt.NDArray[Any], values: Sequence[Values] = ()) -> None:
         self.events = events
         self.values = values
-
-
-def layouts_of(meta: Meta) -> list[tuple[str, Layout]]:
-    """Name and layout of each column of kept values, in the order in which a block holds them."""
-    return [
-        (f"values_{which}_{index}", None if layout is None else (np.dtype(layout[0]), tuple(layout[1])))
-        for which in ("obs", "act")
-        for index, layout in enumerate(meta["values"][which])
-    ]
 
 
 class NameTakenError(LedgerError):
@@ -133,7 +126,7 @@ class Journal:
 
     def seal(self, **changes: Any) -> None:
         """Write all events so far as a sealed ledger, with these changes to the meta. The journal stays, and can be appended to."""
-        write_sealed(self.path, {**self.meta, **changes}, scan(self._journal))
+        write_sealed(self.path, {**self.meta, "ended": time.time(), **changes}, scan(self._journal))
 
     def close(self) -> None:
         """Close the file and leave it where it is."""
@@ -145,9 +138,18 @@ class Journal:
         self._file.close()
 
 
+#: What a file system without locks answers: two writers of one name are not noticed there.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
 def _lock(file: IO[bytes]) -> None:
-    if fcntl is not None:
+    if fcntl is None:
+        return
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 def is_locked(journal: Path) -> bool:
@@ -307,102 +309,3 @@ def _next_values(records: _Records, layouts: Sequence[Layout], n: int) -> list[V
             return None
         found.append((part, lengths))
     return found
-
-
-def write_sealed(path: Path, meta: Meta, journal: Scan) -> None:
-    """Write the journal's events as a sealed ledger with this meta, in memory that does not grow with them."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
-            _write_members(archive, meta, journal)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
-    blocks = journal.blocks
-    n_streams = len(meta["stream_keys"])
-    # cuts[b][s] is where stream s begins in block b: a block is ordered by stream.
-    cuts = []
-    for block in blocks:
-        cuts.append(np.searchsorted(block.events["stream"], np.arange(n_streams + 1)))
-        journal.touched(block.events)
-    lengths = [sum(int(cut[s + 1] - cut[s]) for cut in cuts) for s in range(n_streams)]
-    total = sum(lengths)
-
-    def pieces(s: int) -> Iterator[tuple[Block, slice]]:
-        for block, cut in zip(blocks, cuts):
-            if cut[s + 1] > cut[s]:
-                yield block, slice(int(cut[s]), int(cut[s + 1]))
-
-    def used(part: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-        yield part
-        journal.touched(part)
-
-    def column(name: str) -> Iterator[npt.NDArray[Any]]:
-        return (part for s in range(n_streams) for block, where in pieces(s) for part in used(block.events[name][where]))
-
-    def counters(which: int) -> Iterator[npt.NDArray[np.int64]]:
-        for s in range(n_streams):
-            counter = EpisodeCounter()
-            for block, where in pieces(s):
-                for kind in used(block.events["kind"][where]):
-                    yield counter.count(kind)[which]
-
-    _write(archive, "meta", np.array(json.dumps(meta)))
-    _write(archive, "stream_index", np.array([key[1] for key in meta["stream_keys"]], np.int64))
-    _write(archive, "stream_offsets", np.cumsum([0, *lengths], dtype=np.int64))
-    dtype = event_dtype(meta["reward_dtype"], meta["columns"])
-    for name in dtype.names or ():
-        if name != "stream":
-            _stream(archive, name, dtype[name], (total,), column(name))
-    for which, name in enumerate(("episode", "step")):
-        _stream(archive, name, np.dtype(np.int64), (total,), counters(which), zipfile.ZIP_DEFLATED)
-    for index, (name, layout) in enumerate(layouts_of(meta)):
-        _write_values(archive, name, layout, index, total, lambda: (piece for s in range(n_streams) for piece in pieces(s)), used)
-
-
-def _write_values(
-    archive: zipfile.ZipFile,
-    name: str,
-    layout: Layout,
-    index: int,
-    total: int,
-    pieces: Callable[[], Iterator[tuple[Block, slice]]],
-    used: Callable[[npt.NDArray[Any]], Iterator[npt.NDArray[Any]]],
-) -> None:
-    if layout is not None:
-        rows = (rows for block, where in pieces() for rows in used(block.values[index][where]))
-        _stream(archive, name, layout[0], (total, *layout[1]), rows, zipfile.ZIP_DEFLATED)
-        return
-    texts = [(*block.values[index], where) for block, where in pieces()]
-    offsets = np.cumsum([0, *np.concatenate([lengths[where] for _, lengths, where in texts] or [[]])], dtype=np.int64)
-    data = (
-        part for text, lengths, where in texts for part in used(text[int(lengths[: where.start].sum()) : int(lengths[: where.stop].sum())])
-    )
-    _stream(archive, name, np.dtype(np.uint8), (int(offsets[-1]),), data, zipfile.ZIP_DEFLATED)
-    _write(archive, f"{name}_offsets", offsets)
-
-
-def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[Any]) -> None:
-    _stream(archive, name, array.dtype, array.shape, iter([array]))
-
-
-def _stream(
-    archive: zipfile.ZipFile,
-    name: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    pieces: Iterator[npt.NDArray[Any]],
-    compression: int = zipfile.ZIP_STORED,
-) -> None:
-    """Write one member of the ``.npz`` piece by piece."""
-    info = zipfile.ZipInfo(f"{name}.npy")
-    info.compress_type = compression
-    with archive.open(info, "w", force_zip64=True) as member:
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(member, header)
-        for piece in pieces:
-            member.write(np.ascontiguousarray(piece).tobytes())

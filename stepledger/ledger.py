@@ -19,10 +19,14 @@ import numpy.typing as npt
 
 from .digest import Layout
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, EpisodeCounter, Meta, StreamKey, checked_meta, event_dtype
-from .journal import Scan, is_locked, layouts_of, scan
+from .format import JOURNAL, SEALED, EpisodeCounter, Meta, StreamKey, checked_meta, event_dtype, layouts_of
+from .journal import Scan, is_locked, scan
 
 __all__ = ["Ledger", "Stream", "Streams", "read"]
+
+
+class ForeignFileError(LedgerError):
+    """An ``.npz`` file of somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ def _from_sealed(path: Path) -> Ledger:
             return _Sealed(path, archive).ledger()
     except (LedgerError, OSError) as error:
         if isinstance(error, LedgerError) and not str(error).startswith(str(path)):
-            raise LedgerError(f"{path}: {error}") from None
+            raise type(error)(f"{path}: {error}") from None
         raise
     except Exception as error:  # a hostile archive can make zipfile, zlib and numpy raise almost anything
         raise LedgerError(f"{path} is no ledger, or it is truncated or altered ({error or type(error).__name__}): record again.") from None
@@ -194,7 +198,7 @@ class _Sealed:
 
     def ledger(self) -> Ledger:
         if "meta.npy" not in self._archive.namelist():
-            raise LedgerError("it is no ledger of stepledger: name the files that were recorded.")
+            raise ForeignFileError("it is no ledger of stepledger: name the files that were recorded.")
         meta = checked_meta(json.loads(str(self._text("meta"))))
         keys = [StreamKey(*key) for key in meta["stream_keys"]]
         offsets = self._array("stream_offsets", np.dtype(np.int64), (len(keys) + 1,))

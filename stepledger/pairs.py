@@ -9,7 +9,7 @@ from .errors import LedgerError
 from .format import StreamKey
 from .ledger import Ledger, Stream
 
-__all__ = ["check_settings", "paired", "stream_name"]
+__all__ = ["check_settings", "paired", "stream_name", "taps_of"]
 
 
 def paired(
@@ -36,9 +36,14 @@ def paired(
             there, missing = (0, 1) if key in sides[0] else (1, 0)
             ledger, stream = sides[there][key]
             if len(stream):
-                tap = name.rpartition(": ")[2].split(" -> ")[missing]
+                tap = taps_of(name)[missing]
                 unpaired.append(f"{stream_name(key)} has {len(stream):,} events in {ledger.path} and no ledger at the tap {tap!r}")
     return pairs, tuple(unpaired)
+
+
+def taps_of(hop: str) -> list[str]:
+    """The two taps of a hop with this name, which may begin with a group's."""
+    return hop.rpartition(": ")[2].split(" -> ")
 
 
 def stream_name(key: StreamKey) -> str:
@@ -71,8 +76,7 @@ def check_settings(first: Ledger, second: Ledger) -> None:
                 f"{first.path} and {second.path} were recorded with different {words} ({_short(one)} and {_short(other)}): record both "
                 "sides alike."
             )
-    one, other = first.meta.get("run"), second.meta.get("run")
-    if one and other and one != other:
+    if first.meta.get("run", "") != second.meta.get("run", ""):
         raise LedgerError(f"{first.path} and {second.path} are of different runs: name the two sides of one run.")
 
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from .digest import SpaceDigest
 from .errors import LedgerError
-from .format import FORMAT, RESET, REWARD_BITS, Meta, StreamKey, event_dtype
-from .journal import Block, Values, layouts_of
+from .format import FORMAT, RESET, REWARD_BITS, Meta, StreamKey, event_dtype, layouts_of
+from .journal import Block, Values
 from .recording import OnError, Recording
 
 __all__ = [
@@ -45,6 +45,8 @@ ABSENT = 255
 FLUSH_EVENTS = 8192
 #: Seconds after which a block is written even if it isn't full, while events arrive.
 FLUSH_SECONDS = 1.0
+#: Rows after which the clock is looked at in any case: the environment may have become slower.
+_STRIDE = 256
 #: Bytes of kept values after which a block is written.
 _FLUSH_BYTES = 1 << 25
 
@@ -185,7 +187,7 @@ class Recorder(Recording):
             rows = self.rows
             # Look at the clock about eight times before the block is old, however fast the environment is.
             per_row = (now - self._ticked) / max(1, rows - self._seen)
-            self._stride = max(1, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_row, 1e-9))))
+            self._stride = max(1, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_row, 1e-9)), _STRIDE))
             if rows >= self._block or now - self._written >= FLUSH_SECONDS:
                 self._write()
             self._ticked, self._seen = now, self.rows

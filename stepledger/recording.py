@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import multiprocessing.util
 import os
 import time
@@ -18,6 +19,8 @@ from .format import JOURNAL, Meta
 from .journal import Block, Journal, NameTakenError, free_name, scan
 
 __all__ = ["OnError", "Recording", "check_on_error"]
+
+logger = logging.getLogger("stepledger")
 
 OnError = Literal["warn", "raise"]
 
@@ -95,7 +98,7 @@ class Recording:
                 return False
             self._begin(self.path)
         elif self._pid != os.getpid():
-            self._abandon()
+            self.abandon()
             return False
         return True
 
@@ -182,10 +185,12 @@ class Recording:
         if self._raise or not isinstance(error, Exception):
             raise error
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """This is a forked copy: the ledger belongs to the process that opened it."""
         self.recording = False
-        self._journal = None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
         self._clear()
 
     def __del__(self) -> None:
@@ -206,7 +211,10 @@ def _identity(path: Path) -> str:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"stepledger: {message}", RuntimeWarning, stacklevel=2)
+    try:
+        warnings.warn(f"stepledger: {message}", RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:  # warnings are errors here, and recording must not end the run
+        logger.warning("%s", message)
 
 
 #: Recorders with an open journal, for those whose environment is never closed.
@@ -219,3 +227,13 @@ def _close_all() -> None:
         recorder.end_workers()
     for recorder in list(_alive):
         recorder.close()
+
+
+def _abandon_all() -> None:
+    """In a forked child, whose copies of open files would hold the locks of recorders that are killed."""
+    for recorder in list(_alive):
+        recorder.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

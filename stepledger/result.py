@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["KEPT", "Comparison", "Counter", "Difference", "FieldResult", "Hop", "Progress", "Tally"]
+from .format import StreamKey
+
+__all__ = ["KEPT", "Comparison", "Counter", "Difference", "FieldResult", "Hop", "Progress", "StreamResult", "Tally"]
 
 #: Differences of one stream that are kept in full; further ones are counted.
 KEPT = 100
@@ -26,7 +28,7 @@ class Difference:
         fields: Which differ: of ``kind`` (one side has a reset where the other has a step), ``action``, ``obs``, ``reward``,
             ``terminated``, ``truncated``; or ``event`` alone, if one side has no such event.
         kind: ``"changed"``, ``"lost"`` (the event never reached the second side) or ``"extra"`` (the first side never gave it).
-        first: What the first side has in these fields, as text; a digest where no values were kept.
+        first: What the first side has in these fields, as text; observations and actions only where values were kept.
         second: What the second side has.
         events: Number of events in a row that this difference covers: 1, but for a run of lost or extra ones.
         runner: The EnvRunner's index; 0 where there are none.
@@ -66,6 +68,16 @@ class FieldResult:
 
 
 @dataclass(frozen=True)
+class StreamResult:
+    """How many differences the stream of one environment has; `Comparison.differences` holds the first of them."""
+
+    runner: int
+    env: int
+    agent: str
+    differences: int
+
+
+@dataclass(frozen=True)
 class Hop:
     """The comparison of two neighbouring taps.
 
@@ -80,6 +92,9 @@ class Hop:
         notes: What is no difference but worth knowing, a sentence each.
         unpaired: Streams that only one side has, a sentence each; they were not compared.
         coverage: Into the learner: how many steps were ``sampled``, ``learned_once``, ``learned_more_than_once`` and ``never_learned``.
+        different_streams: Those with a difference.
+        lost: Number of events that never reached the second side.
+        extra: Number of events that the first side never gave.
     """
 
     name: str
@@ -92,6 +107,9 @@ class Hop:
     notes: tuple[str, ...] = ()
     unpaired: tuple[str, ...] = ()
     coverage: dict[str, int] = field(default_factory=dict)
+    different_streams: tuple[StreamResult, ...] = ()
+    lost: int = 0
+    extra: int = 0
 
     @property
     def complete(self) -> bool:
@@ -176,6 +194,17 @@ class Tally:
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=dict)
+    by_stream: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    lost: int = 0
+    extra: int = 0
+
+    def add(self, key: StreamKey, differences: int) -> None:
+        """Count differences of a stream; those of all incarnations of its runner together."""
+        self.differences += differences
+        self.streams_different += differences > 0
+        if differences:
+            which = (key.runner, key.env, key.agent)
+            self.by_stream[which] = self.by_stream.get(which, 0) + differences
 
     def hop(self, unpaired: tuple[str, ...], notes: dict[str, str]) -> Hop:
         """The hop, with a note on each field that has one."""
@@ -195,4 +224,7 @@ class Tally:
             tuple(self.notes),
             unpaired,
             self.coverage,
+            tuple(StreamResult(*which, count) for which, count in self.by_stream.items()),
+            self.lost,
+            self.extra,
         )

@@ -15,7 +15,7 @@ from .digest import SpaceDigest
 from .format import Place, StreamKey
 from .recorder import Recorder, describe
 from .recording import OnError
-from .vector import MISSING_OBSERVATION, SAME_STEP, RowRecorder, ledger_path
+from .vector import MISSING_OBSERVATION, SAME_STEP, Result, RowRecorder, ledger_path
 
 __all__ = ["LedgerVecEnv"]
 
@@ -84,14 +84,7 @@ class LedgerVecEnv(VecEnvWrapper):
     def step_wait(self) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any], list[dict[str, Any]]]:
         """Receive the step and record it."""
         result = self.venv.step_wait()
-        observations, rewards, dones, infos = result
-        truncated = np.fromiter((bool(info.get("TimeLimit.truncated", False)) for info in infos), bool, len(infos))
-        dones = np.asarray(dones, bool)
-
-        def final(env: int) -> Any:
-            return infos[env].get("terminal_observation", MISSING_OBSERVATION)
-
-        self._rows.receive(observations, rewards, dones & ~truncated, dones & truncated, final)
+        self._rows.receive(result, _unpacked)
         return result
 
     def flush(self) -> None:
@@ -117,3 +110,16 @@ def _tell_places(venv: VecEnv) -> str:
     for env in range(venv.num_envs):
         venv.env_method("set_wrapper_attr", "ledger_place", Place(None, StreamKey(env=env), run), indices=env)
     return run
+
+
+def _unpacked(result: Any) -> Result:
+    observations, rewards, dones, infos = result
+    truncated = np.fromiter((bool(info.get("TimeLimit.truncated", False)) for info in infos), bool, len(infos))
+    dones = np.asarray(dones, bool)
+    return (
+        observations,
+        rewards,
+        dones & ~truncated,
+        dones & truncated,
+        lambda env: infos[env].get("terminal_observation", MISSING_OBSERVATION),
+    )

@@ -46,15 +46,19 @@ def transition_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger
         _compare(tally, differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], seconds[0].meta)
         np.add.at(times, at[found], 1)
     foreign = np.flatnonzero(at < 0)
-    if len(foreign) and (open_end := next((ledger for ledger in firsts if ledger.open_end), None)):
+    missing = {runner for ledger in seconds for runner in ledger.meta.get("runners", [])} - {one.key.runner for one in sampled.streams}
+    open_end = next((ledger for ledger in firsts if ledger.open_end), None)
+    if len(foreign) and (missing or open_end):
         # What a sampler gave and its ledger lost with its last block can't be told from what none gave.
-        tally.unknown.append(f"where {len(foreign):,} learned transitions came from: {open_end.path} has no end")
+        why = f"{open_end.path} has no end" if open_end else f"runner {min(missing)} left no ledger"
+        tally.unknown.append(f"where {len(foreign):,} learned transitions came from: {why}")
     else:
         differences.never_sampled(foreign, learned)
     _completeness(tally, differences, times, sampled, seconds)
     counter.add(len(sampled))
     tally.streams = sum(bool(len(stream)) for stream in sampled.streams)
-    tally.streams_different = len(differences.streams)
+    for key, count in differences.streams.items():
+        tally.add(key, count)
     return tally.hop((), _notes(learned, seconds[0].meta)), differences.kept
 
 
@@ -169,8 +173,17 @@ class _Sampled:
         at = _Index(_mixed(own["h_id"], own["t"])).find(_mixed(learned["h_id"], learned["t"]))
         if not meta.get("replays"):
             return at
-        # A replay buffer may have put another id in place of the sampler's. Then the transition is found by what it holds. If one part
-        # was changed, the others lead to it, and the comparison names the part; not where its own step may be lost with an open end.
+        # A replay buffer may have put another id in place of the sampler's. Then the transition is found by what it holds: all of it,
+        # as it should be over so many steps. Observations may repeat, so that a part of it leads to many steps.
+        known = np.flatnonzero(own["obs_known"])
+        for n in np.unique(learned["n"][at < 0]):
+            rows = np.flatnonzero((at < 0) & (learned["n"] == n))
+            expected, found = self.sides(known, {field: column[rows] for field, column in learned.items()}, meta, int(n))
+            own_keys, keys = (_mixed(*(side[field] for field in (*FIELDS, "t"))) for side in (expected, found))
+            hits = _Index(own_keys).find(keys)
+            at[rows[hits >= 0]] = known[hits[hits >= 0]]
+        # If one part was changed, the others lead to its step, and the comparison names the part; not where that step may be lost with an
+        # open end.
         whole = [("obs", "action", "t"), ("obs", "action")]
         parts = [] if any(self._open_streams) else [("action", "next_obs", "t"), ("obs", "next_obs")]
         for fields in whole + parts:
@@ -202,7 +215,14 @@ class _Sampled:
 
     def unequal(self, at: Ints, learned: Columns, meta: Meta) -> dict[str, npt.NDArray[np.bool_]]:
         """For each field, where learned transitions differ from the sampled ones that begin in these rows."""
-        own, end = self.columns, self.ends(at, learned["n"])
+        expected, found = self.sides(at, learned, meta, learned["n"])
+        unequal = {field: found[field] != expected[field] for field in FIELDS}
+        unequal["obs"] &= self.columns["obs_known"][at]
+        return unequal
+
+    def sides(self, at: Ints, learned: Columns, meta: Meta, n: Ints | int) -> tuple[Columns, Columns]:
+        """The transitions over n steps that begin in these rows, and the learned ones, as they are compared."""
+        own, end = self.columns, self.ends(at, np.broadcast_to(n, len(at)))
         expected = {
             "obs": own["obs"][at],
             "action": own["action"][at],
@@ -210,14 +230,13 @@ class _Sampled:
             "next_obs": own["next_obs"][end],
             "terminated": own["terminated"][end],
             "truncated": own["truncated"][end],
+            "t": own["t"][at],
         }
-        found = {field: learned[field] for field in FIELDS}
+        found = {field: learned[field] for field in expected}
         if meta.get("flags") == "exclusive":
             for side in (expected, found):
                 side["truncated"] = side["truncated"] & ~side["terminated"]
-        unequal = {field: found[field] != expected[field] for field in FIELDS}
-        unequal["obs"] &= own["obs_known"][at]
-        return unequal
+        return expected, found
 
     def ends(self, at: Ints, n: Ints) -> Ints:
         """The rows of the last steps of transitions over n steps that begin in these rows, or where their episodes end before."""
@@ -275,19 +294,28 @@ class _Differences:
         self._tally = tally
         self._sampled = sampled
 
-    def keep(self, place: tuple[StreamKey, int, int], fields: tuple[str, ...], kind: str, events: int = 1, **second: str) -> None:
+    def keep(
+        self,
+        place: tuple[StreamKey, int, int],
+        fields: tuple[str, ...],
+        kind: str,
+        events: int = 1,
+        first: dict[str, str] | None = None,
+        second: dict[str, str] | None = None,
+    ) -> None:
         key, episode, step = place
-        self._tally.differences += 1
         self.streams[key] = self.streams.get(key, 0) + 1
+        self._tally.lost += events if kind == "lost" else 0
+        self._tally.extra += events if kind == "extra" else 0
         if self.streams[key] <= KEPT:
             name, runner, agent = self._tally.name, key.runner, key.agent
-            self.kept.append(Difference(name, key.env, episode, step, fields, kind, {}, second, events, runner, agent))
+            self.kept.append(Difference(name, key.env, episode, step, fields, kind, first or {}, second or {}, events, runner, agent))
 
     def never_sampled(self, rows: Ints, learned: Columns) -> None:
         """Transitions that the learner got and no sampler gave."""
         for row in rows.tolist():
             place = self._sampled.place_in_episode(int(learned["h_id"][row]), int(learned["t"][row]))
-            self.keep(place, ("event",), "extra", event="it was never sampled")
+            self.keep(place, ("event",), "extra", second={"event": "it was never sampled"})
 
     def ranges(self, kind: str, rows: Ints, times: Ints) -> None:
         """Steps that were learned from too often or never; several in a row of one stream are one difference."""
@@ -295,15 +323,27 @@ class _Differences:
         for run in np.split(rows, np.flatnonzero((np.diff(rows) != 1) | (np.diff(streams) != 0)) + 1):
             if len(run):
                 note = {"event": f"it was learned from {int(times[run[0]])} times"} if kind == "extra" else {}
-                self.keep(self._sampled.place(int(run[0])), ("event",), kind, len(run), **note)
+                self.keep(self._sampled.place(int(run[0])), ("event",), kind, len(run), second=note)
 
 
 def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: Ints, meta: Meta) -> None:
     """Compare learned transitions with the sampled ones that begin in the rows ``at``."""
+    expected, found = sampled.sides(at, learned, meta, learned["n"])
     unequal = sampled.unequal(at, learned, meta)
     tally.events += len(at)
     for field, mask in unequal.items():
         tally.compared[field] = int(sampled.columns["obs_known"][at].sum()) if field == "obs" else len(at)
         tally.different[field] = int(mask.sum())
     for row in np.flatnonzero(np.logical_or.reduce(list(unequal.values()))).tolist():
-        differences.keep(sampled.place(int(at[row])), tuple(field for field in FIELDS if unequal[field][row]), "changed")
+        fields = tuple(field for field in FIELDS if unequal[field][row])
+        first, second = (
+            {name: text for name in fields if (text := _text(name, side[name][row], sampled.reward_dtype))} for side in (expected, found)
+        )
+        differences.keep(sampled.place(int(at[row])), fields, "changed", first=first, second=second)
+
+
+def _text(field: str, value: Any, reward_dtype: str) -> str:
+    """A reward or a flag as a report prints it; of the others there are only digests."""
+    if field == "reward":
+        return str(np.array([value]).view(reward_dtype)[0])
+    return str(bool(value)) if field in ("terminated", "truncated") else ""

@@ -68,15 +68,14 @@ class RowRecorder:
         except BaseException as error:
             recorder.fail(error)
 
-    def receive(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, final: Callable[[int], Any]) -> None:
+    def receive(self, result: Any, unpacked: Callable[[Any], Result]) -> None:
         """Record a step of every environment.
 
         Args:
-            observations: The batch.
-            rewards: ``(n,)``, any real dtype.
-            terminated: ``(n,)`` bool.
-            truncated: ``(n,)`` bool.
-            final: In same-step mode, gives the final observation of an environment that has ended, or `MISSING_OBSERVATION`.
+            result: As the vector env gave it.
+            unpacked: Makes of it: the batch of observations; rewards, ``(n,)``, any real dtype; terminated, ``(n,)`` bool; truncated,
+                ``(n,)`` bool; and a function that in same-step mode gives the final observation of an environment that has ended, or
+                `MISSING_OBSERVATION`.
         """
         recorder, n = self.recorder, self._n
         recorder.in_flight = False
@@ -86,6 +85,7 @@ class RowRecorder:
             if not self._sent:
                 raise LedgerError("a step came back that was never sent: step this vector env through the ledger alone.")
             self._sent = False
+            observations, rewards, terminated, truncated, final = unpacked(result)
             h_obs = b"".join(self._observations.rows(observations))
             terminated_ = np.asarray(terminated, bool).tobytes()
             truncated_ = np.asarray(truncated, bool).tobytes()
@@ -162,6 +162,9 @@ class RowRecorder:
         if recorder.left <= 0:
             recorder.tick()
 
+
+#: A step as `RowRecorder.receive` takes it apart.
+Result = tuple[Any, Any, Any, Any, Callable[[int], Any]]
 
 #: A final observation that is not where the vector env should have put it.
 MISSING_OBSERVATION = object()
@@ -258,17 +261,8 @@ class LedgerVectorEnv(VectorWrapper):
         """Step the environments and record it."""
         self._rows.send(actions)
         result = self.env.step(actions)
-        self._receive(*result)
+        self._rows.receive(result, _unpacked)
         return result
-
-    def _receive(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: dict[str, Any]) -> None:
-        def final(env: int) -> Any:
-            given, mask = infos.get("final_obs"), infos.get("_final_obs")
-            if given is None or given[env] is None or (mask is not None and not mask[env]):
-                return MISSING_OBSERVATION
-            return given[env]
-
-        self._rows.receive(observations, rewards, terminated, truncated, final)
 
     def flush(self) -> None:
         """Write the ledger of everything so far; recording goes on."""
@@ -299,7 +293,7 @@ class LedgerVectorEnv(VectorWrapper):
 
     def _step_wait(self, *args: Any, **kwargs: Any) -> Any:
         result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
-        self._receive(*result)
+        self._rows.receive(result, _unpacked)
         return result
 
     def _reset_async(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
@@ -311,6 +305,18 @@ class LedgerVectorEnv(VectorWrapper):
         result = self.env.reset_wait(*args, **kwargs)  # type: ignore[attr-defined]
         self._rows.reset(result[0], self._mask)
         return result
+
+
+def _unpacked(result: Any) -> Result:
+    observations, rewards, terminated, truncated, infos = result
+
+    def final(env: int) -> Any:
+        given, mask = infos.get("final_obs"), infos.get("_final_obs")
+        if given is None or given[env] is None or (mask is not None and not mask[env]):
+            return MISSING_OBSERVATION
+        return given[env]
+
+    return observations, rewards, terminated, truncated, final
 
 
 _ASYNCHRONOUS: dict[str, Any] = {

@@ -276,8 +276,8 @@ def _as_sent(env_runner: Any, space: gymnasium.Space[Any]) -> tuple[Callable[[An
 
 
 def digests(space: SpaceDigest, batch: Any) -> npt.NDArray[np.uint64]:
-    """The digests of a batch as integers."""
-    return np.frombuffer(b"".join(space.rows(batch)), ">u8").astype(np.uint64)
+    """The digests of an episode's values as integers: a list of them where it was not made into arrays."""
+    return np.frombuffer(b"".join(space.each(batch) if isinstance(batch, list) else space.rows(batch)), ">u8").astype(np.uint64)
 
 
 def identity(episode: SingleAgentEpisode) -> int:

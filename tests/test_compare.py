@@ -280,6 +280,26 @@ def test_two_runs_are_not_compared_with_each_other(run: Path, tmp_path: Path) ->
         compare(other, run / "trainer.npz")
 
 
+def test_what_earlier_runs_left_in_the_directory_is_left_out_and_said(tmp_path: Path) -> None:
+    run_walks(tmp_path, n=4)  # two of these are not overwritten
+    fewer = run_walks(tmp_path, n=2)
+    assert fewer.exit_status == 0
+    assert fewer.hops[0].streams == 2
+    assert any("left out: 2 ledgers of earlier runs (env-2.npz, env-3.npz)" in note for note in fewer.hops[0].notes)
+
+
+@pytest.mark.parametrize("side", ["env", "vector"])
+def test_a_side_that_an_earlier_run_left_is_no_partner(tmp_path: Path, side: str) -> None:
+    run_walks(tmp_path, n=1)
+    if side == "env":
+        (envs := SyncVectorEnv([lambda: walk(tmp_path, 0)])).reset(seed=0)
+    else:
+        (envs := LedgerVectorEnv(SyncVectorEnv([Walk]), tmp_path / "trainer.npz")).reset(seed=0)
+    envs.close()
+    with pytest.raises(LedgerError, match="are of different runs"):
+        compare(tmp_path)
+
+
 def test_an_environment_without_a_partner_is_named_and_not_compared(run: Path) -> None:
     (run / "env-1.npz").unlink()
     comparison = compare(run)
@@ -578,7 +598,8 @@ def test_walks_of_one_seed_compared_crosswise_differ(tmp_path: Path) -> None:
         envs = walks(tmp_path / name, n=2, told=told)
         drive(envs, 30, seed=ord(name))
         envs.close()
-    rewrite(tmp_path / "b" / "trainer.npz", run="")
+    for path in (tmp_path / "b" / "trainer.npz", tmp_path / "a" / "env-0.npz", tmp_path / "a" / "env-1.npz"):
+        rewrite(path, run="")
     comparison = compare(tmp_path / "a", tmp_path / "b" / "trainer.npz")
     assert comparison.exit_status == 1
     assert comparison.hops[0].streams_different == 2

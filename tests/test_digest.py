@@ -87,7 +87,9 @@ def test_a_batch_digests_to_the_digests_of_its_values(space: spaces.Space, n: in
     tap = SpaceDigest(space, digest)
     expected = [tap.one(value) for value in values]
     assert list(tap.rows(batch_of(space, values))) == expected
-    assert list(tap.rows(values)) == expected  # a list of values, as a user may pass actions
+    assert list(tap.each(values)) == expected
+    if not isinstance(space, spaces.Tuple):  # there a list may stand for the tuple of its parts
+        assert list(tap.rows(values)) == expected  # a list of values, as a user may pass actions
     assert all(len(one) == 8 and one != MISSING for one in expected)
     # Another instance, as in another process, says the same.
     assert [SpaceDigest(space, digest).one(value) for value in values] == expected

@@ -275,7 +275,7 @@ def test_the_environment_is_closed_even_if_its_ledger_can_not_be(tmp_path: Path,
     def no_space(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepledger.journal._write_members", no_space)
+    monkeypatch.setattr("stepledger.sealed._write_members", no_space)
     with pytest.raises(OSError, match="No space"):
         env.close()
     assert closed == [True]

@@ -156,6 +156,7 @@ def test_a_sealed_ledger_holds_what_its_journal_held(
     journal.seal(closed=True)
     journal.remove()
     after = read(path)
+    assert after.meta.pop("ended") >= after.meta["created"]
     assert after.meta == {**before.meta, "closed": True}
     assert list(after.streams) == list(before.streams) == [StreamKey(env=env) for env in range(streams)]
     assert not after.open_end
@@ -265,8 +266,8 @@ def test_a_seal_that_fails_leaves_the_last_one_that_worked(tmp_path: Path, monke
     def broken(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepledger.journal._write_values", broken)
-    monkeypatch.setattr("stepledger.journal._stream", broken)
+    monkeypatch.setattr("stepledger.sealed._write_values", broken)
+    monkeypatch.setattr("stepledger.sealed._stream", broken)
     with pytest.raises(OSError, match="No space"):
         journal.seal()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.journal", "a.npz"]

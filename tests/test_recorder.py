@@ -649,7 +649,7 @@ def test_a_ledger_that_cannot_be_sealed_stays_a_journal(tmp_path: Path, monkeypa
     def no_space(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepledger.journal._write_members", no_space)
+    monkeypatch.setattr("stepledger.sealed._write_members", no_space)
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         envs.close()
     assert names(tmp_path) == ["env-0.journal", "trainer.journal"]

@@ -16,12 +16,18 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
+from ray.rllib.algorithms.bc import BCConfig  # noqa: E402
+from ray.rllib.algorithms.cql import CQLConfig  # noqa: E402
 from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.algorithms.iql import IQLConfig  # noqa: E402
+from ray.rllib.algorithms.marwil import MARWILConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+from ray.rllib.algorithms.tqc import TQCConfig  # noqa: E402
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode  # noqa: E402
 from test_rllib import HOPS, Walk, config, hop, record  # noqa: E402
 
-from stepledger import Comparison, compare  # noqa: E402
+from stepledger import Comparison, LedgerError, compare  # noqa: E402
 from stepledger_ray import attach  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -56,6 +62,7 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "DQN, uniform": lambda: sampling(replaying(DQNConfig(), UNIFORM), 1, box=False),
     "SAC, uniform": lambda: sampling(replaying(SACConfig(), UNIFORM), mode="async"),
+    "TQC, uniform": lambda: sampling(replaying(TQCConfig(), UNIFORM)),
     "APPO": lambda: sampling(APPOConfig().training(train_batch_size_per_learner=80), 1),
     "IMPALA, no aggregator": lambda: sampling(
         IMPALAConfig().learners(num_aggregator_actors_per_learner=0).training(train_batch_size_per_learner=80), 1
@@ -74,7 +81,7 @@ def test_a_clean_run_is_silent_and_its_coverage_adds_up(tmp_path, case):
     coverage = learner.coverage
     assert learner.events > 50
     assert coverage["sampled"] == coverage["learned_once"] + coverage["learned_more_than_once"] + coverage["never_learned"]
-    if not case.startswith(("DQN", "SAC")):
+    if not case.startswith(("DQN", "SAC", "TQC")):
         assert coverage["learned_more_than_once"] == 0
 
 
@@ -84,6 +91,69 @@ def test_two_learners_share_what_was_sampled(tmp_path):
     coverage = hop(result, HOPS[2]).coverage
     assert coverage["learned_once"] == coverage["sampled"] > 0
     assert len(list(tmp_path.glob("learner-*.npz"))) == 2
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Episodes as RLlib's offline algorithms read them."""
+    msgpack, numpy_ = pytest.importorskip("msgpack"), pytest.importorskip("msgpack_numpy")
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows, env = [], Walk()
+    for seed in range(20):
+        episode = SingleAgentEpisode(observation_space=env.observation_space, action_space=env.action_space)
+        episode.add_env_reset(*env.reset(seed=seed))
+        while not episode.is_done:
+            action = env.action_space.sample()
+            obs, reward, terminated, truncated, info = env.step(action)
+            more = {"action_logp": np.float32(-1)}
+            episode.add_env_step(obs, action, reward, info, terminated=terminated, truncated=truncated, extra_model_outputs=more)
+        rows.append(msgpack.packb(episode.to_numpy().get_state(), default=numpy_.encode))
+    path = tmp_path_factory.mktemp("dataset")
+    parquet.write_table(arrow.table({"item": rows}), path / "episodes.parquet")
+    return str(path)
+
+
+@pytest.mark.parametrize("one", [BCConfig, MARWILConfig, CQLConfig, IQLConfig], ids=["BC", "MARWIL", "CQL", "IQL"])
+def test_an_offline_algorithm_is_recorded_in_its_evaluation_and_says_so(tmp_path, dataset, one):
+    offline = (
+        one()
+        .environment(Walk)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .offline_data(input_=[dataset], input_read_episodes=True, dataset_num_iters_per_learner=1)
+        .training(train_batch_size_per_learner=32)
+        .evaluation(evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=4)
+    )
+    if one in (CQLConfig, IQLConfig):
+        offline.lr = None  # they have several
+    result = record(tmp_path, offline, iterations=1)
+    assert result.exit_status == 0, str(result)
+    assert [one.name for one in result.hops] == [f"evaluation: {name}" for name in HOPS[:2]]
+    assert "nothing was sampled for training" in str(result)
+    assert result.events > 20
+
+
+def test_an_offline_algorithm_without_an_evaluation_has_nothing_to_record(tmp_path, dataset):
+    offline = BCConfig().environment(Walk).offline_data(input_=[dataset], input_read_episodes=True)
+    with pytest.raises(LedgerError, match="nothing to record: give it an evaluation"):
+        attach(offline, tmp_path).build_algo()
+
+
+def test_an_aggregator_that_was_restarted_gets_its_tap_again(tmp_path):
+    algorithm = attach(CASES["IMPALA, two aggregators"](), tmp_path).build_algo()
+    algorithm.train()
+    manager = algorithm._aggregator_actor_manager
+    first = manager.actor_ids()[0]
+    (pid,) = [one.get() for one in manager.foreach_actor(lambda actor: os.getpid(), remote_actor_ids=[first])]
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(60):
+        algorithm.train()
+        if list(tmp_path.glob("learner-*.1.*")):
+            break
+    algorithm.train()
+    algorithm.stop()
+    result = compare(tmp_path)
+    assert result.equal, str(result)
+    assert list(tmp_path.glob("learner-*.1.npz"))
 
 
 def change_one(samples: list[Any], fault: str) -> list[Any]:

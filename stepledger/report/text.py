@@ -27,11 +27,9 @@ def report(comparison: Comparison) -> str:
 
 def _differences(hop: Hop, differences: list[Difference]) -> Iterator[str]:
     firsts: dict[tuple[int, int, str], Difference] = {}
-    counts: dict[tuple[int, int, str], int] = {}
     for difference in differences:
-        key = (difference.runner, difference.env, difference.agent)
-        firsts.setdefault(key, difference)
-        counts[key] = counts.get(key, 0) + 1
+        firsts.setdefault((difference.runner, difference.env, difference.agent), difference)
+    counts = {(one.runner, one.env, one.agent): one.differences for one in hop.different_streams}
     for key, difference in list(firsts.items())[:LINES]:
         more = counts[key] - 1
         yield line(difference) + (f", and {more:,} more in this env" if more else "")
@@ -90,6 +88,9 @@ def _summary(hop: Hop) -> Iterator[str]:
         states.setdefault(result.status, []).append(text)
     if hop.coverage:
         yield f"{hop.name}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in hop.coverage.items())
+    for name, count in (("lost", hop.lost), ("added", hop.extra)):
+        if count:
+            states[f"events {name}"] = [f"{count:,}"]
     streams = f"{hop.streams:,} env{'s' if hop.streams != 1 else ''}"
     yield f"{hop.name}: {hop.events:,} events of {streams} compared; " + "; ".join(
         f"{status}: {', '.join(names)}" for status, names in states.items()
@@ -105,8 +106,13 @@ def _verdict(comparison: Comparison) -> str:
             if hop.differences
         ]
         return "; ".join(parts)
+    if not comparison.events:
+        return "nothing was compared: the ledgers hold no events yet (call close() or flush() first)"
     if comparison.exit_status == 2:
         return "no difference in what was compared, but not all of it could be"
     if not comparison.complete:
         return "no difference as far as recorded; a ledger has an open end, and what came after it is unknown"
+    skipped = [f"{name} ({hop.name})" for hop in comparison.hops for name, one in hop.fields.items() if one.status == "not compared"]
+    if skipped:
+        return f"no difference in what was compared, {comparison.events:,} events; not compared: {', '.join(skipped)}"
     return f"no difference: {comparison.events:,} events compared"
