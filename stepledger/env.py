@@ -26,7 +26,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     to a vector env or a server. Whatever is inside it counts as the environment.
 
     The ledger is written to ``directory/env-{index}.npz`` when the environment is closed (also by `flush`, and at interpreter exit).
-    While recording, events are in ``env-{index}.journal``. An earlier recording of that name is kept as ``env-{index}.1.npz``.
+    While recording, events are in ``env-{index}.journal``. An earlier recording of that name is kept as ``env-{index}.old1.npz``.
 
     Args:
         env: The environment.
@@ -55,6 +55,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
     ) -> None:
+        if not isinstance(env, gymnasium.Env):
+            raise LedgerError(f"LedgerEnv goes around a gymnasium.Env, and not around a {type(env).__name__}: wrap a single environment.")
         super().__init__(env)
         if index is not None and (not isinstance(index, (int, np.integer)) or index < 0):
             raise LedgerError(f"index={index!r} is no position in a vector env: use 0, 1, 2, ...")
@@ -147,7 +149,9 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Reset the environment and record a reset event."""
         result = self.env.reset(seed=seed, options=options)
         recorder = self._recorder or self._begin()
-        if recorder.recording:
+        if not recorder.recording:
+            recorder.used_after_close()
+        else:
             try:
                 recorder.marks.append((len(recorder.reward), _RESET))
                 recorder.digests += MISSING + recorder.digest_observation(result[0])
@@ -163,6 +167,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step the environment and record a step event. The action is digested before the environment sees it."""
         recorder = self._recorder or self._begin()
         if not recorder.recording:
+            recorder.used_after_close()
             return self.env.step(action)
         try:
             recorder.digests += recorder.digest_action(action)
@@ -202,6 +207,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Write the ledger, then close the environment."""
         try:
             self.stop_recording()
+            if self._recorder is not None:
+                self._recorder.ended = True
         finally:
             self.env.close()  # type: ignore[no-untyped-call]
 

@@ -174,7 +174,8 @@ class _Pair:
     def _cut_off(self, edit: Edit) -> bool:
         """Whether these are episodes that a sampler's forced reset cut off: none of them ended, and a reset follows, or nothing.
 
-        RLlib drops such episodes. What it drops in the middle of one, or an episode that ended, is a difference.
+        RLlib drops such episodes. What it drops in the middle of one, or an episode that ended, is a difference; but where it samples a
+        number of episodes, one that ended in the same step as the last of them is not returned (ray 2.60).
         """
         if edit.kind != "lost" or self.second_ledger.meta["tap"] != "episode":
             return False
@@ -182,8 +183,13 @@ class _Pair:
         # Of a, b, a, c one side may lack "b, a" as well as "a, b": where resets are alike, the run that begins with one is meant.
         while begin and self.a["kind"][begin] != RESET and all(self.a[name][begin - 1] == self.a[name][stop - 1] for name in self.fields):
             begin, stop = begin - 1, stop - 1
-        if (self.a["terminated"][begin:stop] | self.a["truncated"][begin:stop]).any():
-            return False
+        ended = np.flatnonzero(self.a["terminated"][begin:stop] | self.a["truncated"][begin:stop])
+        if len(ended):
+            if not self.second_ledger.meta.get("whole_episodes") or ended[0] < stop - begin - 1 or self.a["kind"][begin] != RESET:
+                return False
+            streams = self.first_ledger.streams.values()  # each row of a vector env has one event of each
+            if not all(len(one) == stop or (len(one) > stop and one.data["kind"][stop] == RESET) for one in streams):
+                return False
         if stop < len(self.first) and self.a["kind"][stop] != RESET:
             return False
         steps = int((self.a["kind"][begin:stop] == STEP).sum())

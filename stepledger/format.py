@@ -169,6 +169,7 @@ _OPTIONAL_ENTRIES: Meta = {
     "each_step_once": bool,
     "gamma": (int, float),
     "replays": bool,
+    "whole_episodes": bool,
     "ended": (int, float),
     "notes": list,
     "taps": list,

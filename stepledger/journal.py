@@ -186,6 +186,10 @@ class _Mapped:
         self.data = memoryview(self._map)
         self._touched = 0
 
+    def find(self, what: bytes, start: int) -> int:
+        """Where these bytes are next, or -1."""
+        return self._map.find(what, start)
+
     def touched(self, size: int) -> None:
         """Count bytes that were used, and give their pages back to the system from time to time."""
         self._touched += max(size, _MAPPED_AROUND)
@@ -233,6 +237,18 @@ class _Records:
     @property
     def exhausted(self) -> bool:
         return self._at == len(self._data)
+
+    def resumes(self, dtypes: Sequence[np.dtype[Any]]) -> bool:
+        """Whether whole records come after one that is not: the file was altered, and not cut. Ends the reading."""
+        found = self._mapped.find(_MAGIC, self._at + 1)
+        while found >= 0:
+            for dtype in dtypes:
+                # A record's checksum is seeded with the one before it, which ends the record that is not whole.
+                self._at, self._checksum = found, int.from_bytes(self._data[found - 8 : found], "little")
+                if self.next(dtype) is not None:
+                    return True
+            found = self._mapped.find(_MAGIC, found + 1)
+        return False
 
 
 class Scan:
@@ -289,6 +305,8 @@ def scan(path: Path) -> Scan:
             break
         whole = True
         blocks.append(Block(events, values))
+    if not whole and records.resumes([dtype, np.dtype(np.uint8), np.dtype(np.int64), *(layout[0] for layout in layouts if layout)]):
+        raise LedgerError(f"{path} is altered behind its first {sum(len(block.events) for block in blocks):,} events: record again.")
     return Scan(meta, blocks, whole, mapped)
 
 

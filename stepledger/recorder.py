@@ -265,6 +265,13 @@ class BatchRecorder(Recording):
         self._batches: list[npt.NDArray[Any]] = []
         self._size = 0
 
+    def begin(self) -> None:
+        """Open the journal before the first event, so that there is a ledger even if none comes."""
+        try:
+            self._ready()
+        except BaseException as error:
+            self.fail(error)
+
     def append(self, events: npt.NDArray[Any]) -> None:
         """Append events; those of one stream in their order."""
         if not self.recording or not len(events):

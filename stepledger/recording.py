@@ -17,6 +17,7 @@ from typing import Any, Literal
 from .errors import LedgerError
 from .format import JOURNAL, Meta
 from .journal import Block, Journal, NameTakenError, free_name, scan
+from .sealed import mark_sealed
 
 __all__ = ["OnError", "Recording", "check_on_error"]
 
@@ -49,6 +50,7 @@ class Recording:
     Attributes:
         recording: Cleared when recording has failed or ended; the tap then only passes calls on.
         in_flight: Set while a call is with the environment: if it never returns, the other side may have one event more.
+        ended: Set by a tap whose environment was closed, so that nothing may come after.
         stop_workers: Ends the recordings in the processes of a vector env, where one is still open at interpreter exit: its workers are
             terminated then, and would lose their open block.
     """
@@ -63,6 +65,7 @@ class Recording:
         self._meta = meta
         self._raise = on_error == "raise"
         self._journal: Journal | None = None
+        self.ended = False
         self._pid = os.getpid()
         self._written = time.monotonic()
 
@@ -184,6 +187,15 @@ class Recording:
                 _warn(f"recording to {self.path} stopped, training goes on: {reason}")
         if self._raise or not isinstance(error, Exception):
             raise error
+
+    def used_after_close(self) -> None:
+        """If the environment was closed and goes on: once, say so, and mark the ledger as one that has no end."""
+        if self.ended:
+            self.ended = False
+            if self.path is not None and self._pid == os.getpid():
+                with contextlib.suppress(Exception):
+                    mark_sealed(self.path, stopped="the environment was used after it was closed")
+            _warn(f"{self.path} was closed, and what comes now is not recorded: close the environment after its last step.")
 
     def abandon(self) -> None:
         """This is a forked copy: the ledger belongs to the process that opened it."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from .digest import SpaceDigest
+from .errors import LedgerError
 from .format import Place, StreamKey
 from .recorder import Recorder, describe
 from .recording import OnError
@@ -49,6 +50,11 @@ class LedgerVecEnv(VecEnvWrapper):
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
     ) -> None:
+        if not isinstance(venv, VecEnv):
+            raise LedgerError(
+                f"LedgerVecEnv goes around a VecEnv of Stable-Baselines3, and not around a {type(venv).__name__}: use LedgerEnv for one "
+                "environment, LedgerVectorEnv for a vector env of Gymnasium."
+            )
         super().__init__(venv)
         observations = SpaceDigest(venv.observation_space, digest)
         actions = SpaceDigest(venv.action_space, digest)
@@ -97,6 +103,7 @@ class LedgerVecEnv(VecEnvWrapper):
             self.venv.close()
         finally:
             self._rows.recorder.close()
+            self._rows.recorder.ended = True
 
 
 def _tell_places(venv: VecEnv) -> str:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from .format import EpisodeCounter, Meta, event_dtype, layouts_of
 if TYPE_CHECKING:
     from .journal import Block, Scan
 
-__all__ = ["write_sealed"]
+__all__ = ["mark_sealed", "write_sealed"]
 
 #: Bytes of memory in which events are put into the order of their streams.
 _PIECE_BYTES = 1 << 22
@@ -32,6 +33,25 @@ def write_sealed(path: Path, meta: Meta, journal: Scan) -> None:
     try:
         with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
             _write_members(archive, meta, journal)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def mark_sealed(path: Path, **changes: Any) -> None:
+    """Change entries of a sealed ledger's meta."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(path) as old, zipfile.ZipFile(temporary, "w", allowZip64=True) as new:
+            for info in old.infolist():
+                with old.open(info) as member:
+                    if info.filename == "meta.npy":
+                        meta = json.loads(str(np.lib.format.read_array(member, allow_pickle=False)))
+                        _write(new, "meta", np.array(json.dumps({**meta, **changes})))
+                        continue
+                    with new.open(info, "w", force_zip64=True) as copy:
+                        shutil.copyfileobj(member, copy, 1 << 20)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -56,6 +56,7 @@ class RowRecorder:
         """Digest a batch of actions before the vector env sees them."""
         recorder = self.recorder
         if not recorder.recording:
+            recorder.used_after_close()
             return
         recorder.in_flight = True
         try:
@@ -135,6 +136,7 @@ class RowRecorder:
         recorder.in_flight = False
         self._sent = False
         if not recorder.recording:
+            recorder.used_after_close()
             return
         try:
             recorder.forget_actions()
@@ -210,6 +212,11 @@ class LedgerVectorEnv(VectorWrapper):
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
     ) -> None:
+        if not isinstance(vector_env, VectorEnv):
+            raise LedgerError(
+                f"LedgerVectorEnv goes around a Gymnasium vector env, and not around a {type(vector_env).__name__}: use LedgerEnv for one "
+                "environment, stepledger.sb3.LedgerVecEnv for a vector env of Stable-Baselines3."
+            )
         self._place: Place | None = None
         self._tap = tap
         self._mode = _autoreset_mode(vector_env, autoreset_mode)
@@ -231,7 +238,7 @@ class LedgerVectorEnv(VectorWrapper):
         )
         recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
         if reached:
-            recorder.stop_workers = functools.partial(vector_env.call, "stop_recording")  # type: ignore[attr-defined]
+            recorder.stop_workers = functools.partial(vector_env.unwrapped.call, "stop_recording")
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
         super().__init__(vector_env)  # last: the remains of a wrapper that refused must not close the vector env when they are collected
 
@@ -278,6 +285,7 @@ class LedgerVectorEnv(VectorWrapper):
             self.env.close(**kwargs)
         finally:
             self.stop_recording()
+            self._rows.recorder.ended = True
 
     def __getattr__(self, name: str) -> Any:
         """What else the vector env has: ``call``, ``set_attr``, ``envs``; its asynchronous calls are recorded too."""
@@ -347,18 +355,25 @@ def _autoreset_mode(vector_env: VectorEnv[Any, Any, Any], given: str | None) -> 
 
 
 def ledger_path(path: str | os.PathLike[str]) -> Path:
-    """The path with the suffix of a ledger."""
+    """The path with the suffix of a ledger.
+
+    Raises:
+        LedgerError: It names no file.
+    """
     path = Path(path)
+    if not path.name or path.is_dir():
+        raise LedgerError(f"{path} is a directory: name the file to write, such as {path / 'trainer.npz'}.")
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
 def _tell_places(vector_env: Any, places: list[Place]) -> bool:
     """Tell the `LedgerEnv`s in a vector env where they write; whether they could be reached (not behind a client of one's own)."""
+    base = vector_env.unwrapped  # a VectorWrapper doesn't pass these calls on
     try:
         # Asking first: setting the attribute on an environment without a ledger would leave it there.
-        if not all(vector_env.call("has_wrapper_attr", "ledger_place")):
+        if not all(base.call("has_wrapper_attr", "ledger_place")):
             return False
     except (AttributeError, NotImplementedError):
         return False
-    vector_env.set_attr("ledger_place", places)
+    base.set_attr("ledger_place", places)
     return True

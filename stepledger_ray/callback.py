@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from .run import Settings
 from .taps import RunnerTaps, taps_of
 
 __all__ = ["LedgerCallback", "attach"]
+
+logger = logging.getLogger(__name__)
 
 
 class LedgerCallback(RLlibCallback):
@@ -83,7 +86,10 @@ class LedgerCallback(RLlibCallback):
     def on_sample_end(self, *, samples: Sequence[Any], **kwargs: Any) -> None:
         """Record what leaves the sampler."""
         for taps in self._taps:
-            taps.sampled(samples)
+            try:
+                taps.sampled(samples)
+            except Exception as error:  # never the run's
+                logger.warning("stepledger: what an EnvRunner sampled could not be recorded: %r", error)
         for taps in self._taps[:-1]:  # of a vector env that is not there any more
             taps.stop_recording()
         del self._taps[:-1]

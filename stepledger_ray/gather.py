@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import ray
 
 from stepledger import Comparison, compare
 from stepledger.errors import LedgerError
@@ -55,7 +56,12 @@ class Job:
                 "no EnvRunner of this algorithm has an environment, so that there is nothing to record: "
                 + ("give it an evaluation (config.evaluation(...))." if self.run.offline else "give it one (config.environment(...)).")
             )
-        self._learner_options: dict[str, Any] = {"run": self.run, "observation_space": spaces[0], "action_space": spaces[1]}
+        self._learner_options: dict[str, Any] = {
+            "run": self.run,
+            "observation_space": spaces[0],
+            "action_space": spaces[1],
+            "runners": list(range(1, algorithm.config.num_env_runners + 1)) or [0],
+        }
         if not self.run.offline:
             self._put_learner_taps()
         self._hook_cleanup(algorithm)
@@ -86,7 +92,10 @@ class Job:
         """Put taps into the pipelines that make train batches: those of the aggregators where there are any, else the Learners' own."""
         for index, call in enumerate(self._pipelines()):
             options = {**self._learner_options, "index": index, "incarnation": self.run.incarnation + self._restarts}
-            for error in call(functools.partial(_put_learner_tap, **options)):
+            answers = call(functools.partial(_put_learner_tap, **options))
+            if not answers:
+                raise LedgerError(f"Learner {index} gave no answer within {TIMEOUT:.0f} s, so that its tap is missing.")
+            for error in answers:
                 if error is not None:
                     raise LedgerError(error)
 
@@ -147,7 +156,7 @@ class Job:
         Raises:
             LedgerError: They can't be compared.
         """
-        if not self._ended:
+        if not self._ended and ray.is_initialized():  # not where a script has called ray.shutdown() first
             write = functools.partial(_write_runner, stop=stop, run=self.run)
             files = [one for group in self._runner_groups() for one in group.foreach_env_runner(write, timeout_seconds=TIMEOUT)]
             for call in self._pipelines():
@@ -168,7 +177,8 @@ class Job:
             print(comparison)
             print(f"stepledger: compare again with: stepledger compare {self.run.directory}", flush=True)
         except LedgerError as error:
-            print(f"stepledger: {error}", flush=True)
+            sampled = any(Path(self.run.directory).rglob("runner-*"))
+            print(f"stepledger: {error if sampled else 'nothing was sampled, so that there is nothing to compare.'}", flush=True)
         except Exception as error:  # whatever is wrong with the cluster: the algorithm must be able to stop
             logger.warning("stepledger: the ledgers in %s could not be gathered: %r", self.run.directory, error)
         finally:

@@ -74,6 +74,7 @@ class RunnerTaps:
         self._settings = settings
         self._env_runner = env_runner
         self._env_side, self.vector = _install(outer, settings)
+        self._has_env_side = self._env_side is not None or isinstance(self.vector.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self.vector.taps = self
         self._stream_of: dict[str, int] = {}
         self._episodes: _EpisodeRecorder | None = None
@@ -84,7 +85,8 @@ class RunnerTaps:
         """Say whose taps these are and where they write."""
         self.told = (run, runner, incarnation)
         group = "evaluation" if self._env_runner.config.in_evaluation else ""
-        place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id, group, self._settings.options())
+        taps = (*(["env"] if self._has_env_side else []), "vector", "episode", *(["learner"] if not group else []))
+        place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id, group, self._settings.options(), taps)
         self._place = place
         self.vector.ledger_place = place
         if self._env_side is not None:
@@ -122,7 +124,7 @@ class RunnerTaps:
         base = self.vector.unwrapped
         if self._env_side is not None:
             getattr(self._env_side, method)()
-        elif not base.closed:
+        elif self._has_env_side and not base.closed:
             base.call(method)
         getattr(self.vector, method)()
         if self._episodes is not None:
@@ -142,9 +144,11 @@ def taps_of(env_runner: Any) -> RunnerTaps | None:
 def _install(outer: VectorWrapper, settings: Settings) -> tuple[LedgerVectorEnv | None, Any]:
     """Put the env side into the vector env inside RLlib's ``DictInfoToList``, which must stay outermost, and the vector side around it.
 
+    A vector env that was made by a ``vector_entry_point`` steps its environments itself: it is the env side as a whole, where something
+    stands between it and the vector side, with which it would be compared for nothing otherwise.
+
     Returns:
-        The env side where it is around the whole vector env: one that was made by a ``vector_entry_point`` steps its environments itself.
-        The vector side.
+        The env side where it is around the whole vector env; the vector side.
     """
     parent = outer
     while isinstance(parent.env, VectorWrapper):
@@ -154,7 +158,7 @@ def _install(outer: VectorWrapper, settings: Settings) -> tuple[LedgerVectorEnv 
         base.envs = [_with_ledger(env, settings) for env in base.envs]
     elif isinstance(base, AsyncVectorEnv):
         parent.env = _made_again(base, settings)
-    else:  # RLlib relies on next-step autoreset
+    elif parent is not outer:  # RLlib relies on next-step autoreset
         parent.env = env_side = LedgerVectorEnv(base, None, tap="env", autoreset_mode="NextStep", **settings.options())
     outer.env = LedgerVectorEnv(outer.env, None, autoreset_mode="NextStep", **settings.options())
     return env_side, outer.env
@@ -172,6 +176,7 @@ def _has_ledger(env: gymnasium.Env[Any, Any]) -> bool:
 
 def _made_again(base: AsyncVectorEnv, settings: Settings) -> AsyncVectorEnv:
     """The same vector env with ledgers in its subprocesses: there is no other way into them."""
+    base.close()  # first: environments may hold what there is only one of
     makers = [functools.partial(_make, maker, settings) for maker in base.env_fns]
     made = AsyncVectorEnv(
         makers,
@@ -181,7 +186,6 @@ def _made_again(base: AsyncVectorEnv, settings: Settings) -> AsyncVectorEnv:
         autoreset_mode=base.autoreset_mode,
     )
     made.spec = base.spec
-    base.close()
     return made
 
 
@@ -209,6 +213,7 @@ class _EpisodeRecorder:
             digest=settings.digest,
             columns={"h_sent": "<u8", "h_id": "<u8", "t": "<i8"},
             fields=fields,
+            whole_episodes=bool(env_runner._needs_initial_reset),  # set by a sample() of so many episodes, which has just ended
         )
         self._n = n
         self._reward_dtype: str = meta["reward_dtype"]
@@ -301,10 +306,17 @@ class LearnerTap(ConnectorV2):
         observation_space: Of the observations in the episodes.
         action_space: Of the actions in the episodes.
         incarnation: Counts the Learners that had this index.
+        runners: Indices of the EnvRunners that sample for it.
     """
 
     def __init__(
-        self, run: Run, index: int, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], incarnation: int
+        self,
+        run: Run,
+        index: int,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        incarnation: int,
+        runners: Sequence[int],
     ) -> None:
         super().__init__()
         settings = run.settings
@@ -324,10 +336,13 @@ class LearnerTap(ConnectorV2):
             flags="exclusive" if run.replays else "both",
             replays=run.replays,
             run=run.id,
+            taps=["learner"],
+            runners=list(runners),
         )
         self._reward_dtype: str = meta["reward_dtype"]
         path = Path(run.directory) / f"learner-{index}.{incarnation}.npz"
         self.recorder = BatchRecorder(path, meta, on_error=settings.on_error)
+        self.recorder.begin()
 
     def __call__(self, *, rl_module: Any, batch: Any, episodes: Sequence[Any], **kwargs: Any) -> Any:
         """Record the transitions of the episodes; the batch goes on as it came."""

@@ -289,3 +289,28 @@ def test_two_ledgers_around_one_environment_keep_to_themselves(tmp_path: Path) -
     one, other = (read(tmp_path / name / "env-0.npz").streams[0].columns for name in ("inner", "outer"))
     for name, column in one.items():
         np.testing.assert_array_equal(column, other[name])
+
+
+def test_an_environment_that_goes_on_after_close_is_said_to_and_its_ledger_has_no_end(tmp_path: Path) -> None:
+    env = walk(tmp_path, 0)
+    drive_one(env, 20)
+    env.close()
+    before = read(tmp_path / "env-0.npz")
+    with pytest.warns(RuntimeWarning, match="was closed, and what comes now is not recorded") as warned:
+        drive_one(env, 20)
+    assert len(warned) == 1
+    after = read(tmp_path / "env-0.npz")
+    assert after.open_end
+    assert not before.open_end
+    assert after.events == before.events
+    for name, column in before.streams[0].columns.items():
+        np.testing.assert_array_equal(after.streams[0].columns[name], column)
+
+
+def test_an_environment_that_goes_on_after_stop_recording_does_so_on_purpose(tmp_path: Path) -> None:
+    env = walk(tmp_path, 0)
+    drive_one(env, 20)
+    env.stop_recording()
+    drive_one(env, 20)
+    env.close()
+    assert not read(tmp_path / "env-0.npz").open_end

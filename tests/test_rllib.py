@@ -291,10 +291,62 @@ def test_whole_episodes_that_a_forced_reset_cuts_off_are_no_difference(tmp_path)
     assert any("cut off" in note for note in hop(result, HOPS[1]).notes)
 
 
-def test_evaluation_runners_leave_the_training_run_alone(tmp_path):
-    result = record(tmp_path, config().evaluation(evaluation_interval=1, evaluation_duration=2, evaluation_num_env_runners=1))
-    assert result.exit_status == 0
-    assert hop(result, HOPS[0]).streams == 2
+class Corridor(Walk):
+    """All episodes begin alike, and observations repeat; only rewards tell steps apart."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__({"box": False})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._x = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._x += 1 if action > 2 else -1
+        return np.full(3, self._x, np.float32), *super().step(action)[1:]
+
+
+def evaluated(one: PPOConfig, runners: int) -> PPOConfig:
+    return one.evaluation(evaluation_interval=1, evaluation_duration=7, evaluation_num_env_runners=runners)
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+@pytest.mark.parametrize("env", [Walk, Corridor])
+def test_a_clean_evaluation_is_compared_apart_and_equal(tmp_path, env, runners):
+    result = record(tmp_path, evaluated(config(envs=3, env=env, box=False), runners), iterations=4)
+    assert result.exit_status == 0, str(result)
+    assert [one.name for one in result.hops] == [*HOPS, *(f"evaluation: {name}" for name in HOPS[:2])]
+    assert all(one.streams == 3 and one.events > 90 for one in result.hops)
+
+
+class EvaluationFault(RLlibCallback):
+    """Rounds the rewards of one step of the evaluation."""
+
+    def on_environment_created(self, *, env_runner: Any, **kwargs: Any) -> None:
+        if env_runner.config.in_evaluation:
+            env_runner.env.env = Rounding(env_runner.env.env)
+
+
+def test_a_fault_of_the_evaluation_alone_is_found(tmp_path):
+    result = record(tmp_path, evaluated(config().callbacks([EvaluationFault]), 1))
+    assert {(one.hop, one.fields) for one in result.differences} == {(f"evaluation: {HOPS[0]}", ("reward",))}
+
+
+@pytest.mark.parametrize(("tap", "unpaired"), [("learner", 1), ("episode", 2), ("vector", 2), ("env", 1)])
+def test_a_tap_whose_ledgers_are_missing_is_missed(tmp_path, tap, unpaired):
+    record(tmp_path, config(), iterations=1)
+    for path in tmp_path.glob(f"*{tap}-*.npz" if tap in ("learner", "env") else f"*-{tap}.npz"):
+        path.unlink()
+    result = compare(tmp_path)
+    assert result.exit_status == 2
+    assert sum(bool(one.unpaired) for one in result.hops) == unpaired
+    assert f"no ledger of the tap '{tap}'" in str(result)
+
+
+def test_an_algorithm_that_never_trained_has_nothing_to_compare(tmp_path, capsys):
+    attach(config(), tmp_path).build_algo().stop()
+    assert "nothing was sampled" in capsys.readouterr().out
 
 
 class Counting(RLlibCallback):
@@ -406,7 +458,7 @@ class Rounding(gym.vector.VectorWrapper):
 def test_a_vector_env_that_steps_its_environments_itself_is_the_env_side(tmp_path, runners):
     result = record(tmp_path, config(runners, mode="vector_entry_point", env=WalkVectorEnv))
     assert result.exit_status == 0, str(result)
-    assert [one.streams for one in result.hops] == [2 * max(1, runners)] * 3
+    assert [(one.name, one.streams) for one in result.hops] == [(name, 2 * max(1, runners)) for name in HOPS[1:]]
     assert result.events > 240
 
 

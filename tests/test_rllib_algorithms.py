@@ -25,7 +25,7 @@ from ray.rllib.algorithms.marwil import MARWILConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.algorithms.tqc import TQCConfig  # noqa: E402
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode  # noqa: E402
-from test_rllib import HOPS, Walk, config, hop, record  # noqa: E402
+from test_rllib import HOPS, Corridor, Walk, config, hop, record  # noqa: E402
 
 from stepledger import Comparison, LedgerError, compare  # noqa: E402
 from stepledger_ray import attach  # noqa: E402
@@ -60,6 +60,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "DQN, prioritized, 1 to 4 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, (1, 5)), box=False).env_runners(
         rollout_fragment_length="auto"
     ),
+    "DQN, observations that repeat": lambda: sampling(replaying(DQNConfig(), PRIORITIZED)).environment(Corridor),
+    "DQN, observations that repeat, 3 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, 3)).environment(Corridor),
     "DQN, uniform": lambda: sampling(replaying(DQNConfig(), UNIFORM), 1, box=False),
     "SAC, uniform": lambda: sampling(replaying(SACConfig(), UNIFORM), mode="async"),
     "TQC, uniform": lambda: sampling(replaying(TQCConfig(), UNIFORM)),
@@ -119,7 +121,7 @@ def test_an_offline_algorithm_is_recorded_in_its_evaluation_and_says_so(tmp_path
         one()
         .environment(Walk)
         .rl_module(model_config={"fcnet_hiddens": [8]})
-        .offline_data(input_=[dataset], input_read_episodes=True, dataset_num_iters_per_learner=1)
+        .offline_data(input_=[dataset], input_read_episodes=True, dataset_num_iters_per_learner=2)
         .training(train_batch_size_per_learner=32)
         .evaluation(evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=4)
     )
@@ -133,7 +135,8 @@ def test_an_offline_algorithm_is_recorded_in_its_evaluation_and_says_so(tmp_path
 
 
 def test_an_offline_algorithm_without_an_evaluation_has_nothing_to_record(tmp_path, dataset):
-    offline = BCConfig().environment(Walk).offline_data(input_=[dataset], input_read_episodes=True)
+    spaces = {"observation_space": Walk.observation_space, "action_space": Walk().action_space}
+    offline = BCConfig().environment(**spaces).offline_data(input_=[dataset], input_read_episodes=True)
     with pytest.raises(LedgerError, match="nothing to record: give it an evaluation"):
         attach(offline, tmp_path).build_algo()
 
