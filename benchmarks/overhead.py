@@ -75,6 +75,27 @@ def gymnasium_part(steps: int, runs: int) -> None:
     print(f"  (one env step without ledger: {none / steps / ENVS * 1e6:.1f} us)")
 
 
+def turns_part(turn: int, rounds: int) -> None:
+    """The same in short turns: the machine's own changes of speed fall out, but the variants drive each other out of its caches."""
+    with tempfile.TemporaryDirectory() as temporary:
+        all_envs = {name: build() for name, build in variants(Path(temporary)).items()}
+        for envs in all_envs.values():
+            seconds(envs, turn)
+        actions = [all_envs["none"].action_space.sample() for _ in range(64)]
+        times: dict[str, list[float]] = {name: [] for name in all_envs}
+        for _ in range(rounds):
+            for name, envs in all_envs.items():
+                start = time.perf_counter()
+                for step in range(turn):
+                    envs.step(actions[step % 64])
+                times[name].append(time.perf_counter() - start)
+        for envs in all_envs.values():
+            envs.close()
+    print(f"the same in turns of {turn} vector steps, median of {rounds} ratios")
+    for name, measured in times.items():
+        print(f"  {name:26s} {statistics.median(one / base for one, base in zip(measured, times['none'])):.2f}x")
+
+
 def digest_part(runs: int) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (64, 84, 84, 3), np.uint8)
     one = SpaceDigest(gym.spaces.Box(0, 255, (84, 84, 3), np.uint8)).one
@@ -142,6 +163,7 @@ def main() -> None:
         rllib_part(arguments.iterations)
         return
     gymnasium_part(arguments.steps, arguments.runs)
+    turns_part(100, 100)
     digest_part(arguments.runs)
 
 

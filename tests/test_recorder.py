@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import importlib
 import json
@@ -24,13 +25,14 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import RESET, Walk, assert_equal, drive, drive_one, environment, member_names, run_python, walk, walks
+from common import RESET, Walk, assert_equal, drive, drive_one, environment, member_names, run_python, run_walks, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from stepledger import LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
 from stepledger.digest import SpaceDigest
-from stepledger.recorder import FLUSH_EVENTS
+from stepledger.format import StreamKey
+from stepledger.recorder import FLUSH_EVENTS, BatchRecorder, describe
 
 recorder_module = importlib.import_module("stepledger.recorder")
 
@@ -936,3 +938,85 @@ def test_the_process_that_writes_is_the_one_that_opened(tmp_path: Path) -> None:
     env.reset()
     assert env._recorder._pid == os.getpid()
     env.close()
+
+
+def test_warnings_that_are_errors_do_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    env = walk(tmp_path / "file", 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drive_one(env, 20)
+    env.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_recorded_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def flock(*args: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    run_walks(tmp_path)
+    assert_equal(compare(tmp_path))
+
+
+def test_a_forked_child_does_not_hold_what_its_killed_parent_recorded(tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+from pathlib import Path
+from common import drive_one, walk
+env = walk(Path(sys.argv[1]), 0)
+drive_one(env, 20)
+child = os.fork()
+if child == 0:
+    os.close(1), os.close(2)  # whoever reads them need not wait
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    child = int(run_python(code, tmp_path, check=False).stdout)
+    try:
+        env = walk(tmp_path, 0)
+        drive_one(env, 20)
+        env.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert "conflicts_with" not in read(tmp_path / "env-0.npz").meta
+    assert list(tmp_path.glob("env-0.old1.journal"))
+
+
+def test_an_environment_that_becomes_slow_is_still_flushed_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "FLUSH_SECONDS", 0.2)
+    env = walk(tmp_path, 0)
+    drive_one(env, 3000)
+    before = read(tmp_path / "env-0.journal").events
+    env.reset()
+    for step in range(400):
+        if step % 10 == 0:
+            time.sleep(0.05)
+        env.step(0)
+    assert read(tmp_path / "env-0.journal").events >= before + 100
+    env.close()
+
+
+@pytest.mark.parametrize("events", [0, 1, 3000])
+def test_a_ledger_of_many_streams_has_each_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
+    # In pieces of all sizes: several streams in one, one stream in one, several for one stream.
+    monkeypatch.setattr("stepledger.sealed._PIECE_BYTES", 4000)
+    monkeypatch.setattr(recorder_module, "FLUSH_EVENTS", 700)
+    rng = np.random.default_rng(0)
+    owners = np.minimum(rng.geometric(0.05, events) - 1, 49)
+    space = SpaceDigest(gym.spaces.Discrete(4))
+    meta = describe("vector", space, space, [StreamKey(env=env) for env in range(50)], reward_dtype=np.float32, digest="xxh3_64")
+    recorder = BatchRecorder(tmp_path / "trainer.npz", meta)
+    recorder.begin()
+    for at in range(0, events, 100):
+        batch = np.zeros(len(owners[at : at + 100]), recorder.dtype)
+        batch["stream"], batch["h_obs"], batch["kind"] = owners[at : at + 100], np.arange(at, at + len(batch)), 1
+        recorder.append(batch)
+    recorder.close()
+    ledger = read(tmp_path / "trainer.npz")
+    assert ledger.events == events
+    for env in range(50):
+        np.testing.assert_array_equal(ledger.streams[env].data["h_obs"], np.flatnonzero(owners == env))
+        np.testing.assert_array_equal(ledger.streams[env].columns["step"], np.arange(1, 1 + (owners == env).sum()))

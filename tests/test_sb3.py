@@ -474,3 +474,23 @@ def test_float64_rewards_are_rounded_by_the_dummy_vec_env_and_that_is_found(tmp_
         comparison = compare(tmp_path / kind)
         assert comparison.equal == equal
         assert all(one.fields == ("reward",) for one in comparison.differences)
+
+
+@pytest.mark.parametrize("infos", [{}, None, [None, None], {"a": 1}, [5, 5]], ids=repr)
+def test_infos_of_a_strange_vec_env_end_the_recording_and_not_the_run(tmp_path: Path, infos: Any) -> None:
+    class Strange(DummyVecEnv):
+        def step_wait(self) -> Any:
+            return *super().step_wait()[:3], infos
+
+    venv = LedgerVecEnv(Strange([Walk, Walk]), tmp_path / "trainer.npz")
+    venv.reset()
+    with pytest.warns(RuntimeWarning, match="training goes on"):
+        venv.step(np.array([0, 1]))
+    venv.step(np.array([0, 1]))
+    venv.close()
+
+
+@pytest.mark.parametrize("wrong", [Walk(), gym.vector.SyncVectorEnv([Walk])], ids=["an environment", "a vector env of Gymnasium"])
+def test_what_is_no_vec_env_is_refused(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(LedgerError, match="goes around a VecEnv"):
+        LedgerVecEnv(wrong, tmp_path / "trainer.npz")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from common import MODES, VECTORS, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -531,3 +531,43 @@ def test_a_batch_of_another_size_stops_the_recording_not_the_training(tmp_path: 
     envs.step([0, 1])
     envs.close()
     assert read(tmp_path / "trainer.npz").open_end
+
+
+def test_actions_of_a_tuple_space_may_be_a_list_of_its_parts(tmp_path: Path) -> None:
+    space = spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32)))
+    for n in (2, 3):  # as many environments as parts, and not
+        makers = [lambda i=i, n=n: LedgerEnv(Walk(seed=i, action_space=space), tmp_path / str(n), i) for i in range(n)]
+        envs = LedgerVectorEnv(SyncVectorEnv(makers), tmp_path / str(n) / "trainer.npz")
+        envs.reset(seed=0)
+        for _ in range(20):
+            envs.step(list(envs.action_space.sample()))
+        envs.close()
+        assert_equal(compare(tmp_path / str(n)))
+
+
+class Outside(VectorWrapper):
+    """Somebody's wrapper around a vector env; it passes no calls on."""
+
+
+def test_ledgers_behind_a_wrapper_of_the_vector_env_are_told_their_places(tmp_path: Path) -> None:
+    for kind in ("sync", "async"):
+        inner = vector_of([functools.partial(walk, tmp_path / kind, None) for _ in range(2)], kind)
+        envs = LedgerVectorEnv(Outside(inner), tmp_path / kind / "trainer.npz")
+        drive(envs, 20)
+        envs.close()
+        assert_equal(compare(tmp_path / kind))
+
+
+@pytest.mark.parametrize("path", [".", "there"])
+def test_a_path_that_is_a_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(LedgerError, match="is a directory: name the file"):
+        LedgerVectorEnv(SyncVectorEnv([Walk]), path)
+
+
+def test_what_is_no_vector_env_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="goes around a Gymnasium vector env"):
+        LedgerVectorEnv(Walk(), tmp_path / "trainer.npz")
+    with pytest.raises(LedgerError, match=r"goes around a gymnasium\.Env"):
+        LedgerEnv(SyncVectorEnv([Walk]), tmp_path, 0)
