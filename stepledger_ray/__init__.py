@@ -7,5 +7,6 @@ or, if the config has callbacks already, ``attach(config, "ledger")``.
 
 from .callback import LedgerCallback, attach
 from .gather import finish
+from .tune import TuneCallback
 
-__all__ = ["LedgerCallback", "attach", "finish"]
+__all__ = ["LedgerCallback", "TuneCallback", "attach", "finish"]

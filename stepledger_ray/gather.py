@@ -9,9 +9,9 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import ray
@@ -19,15 +19,29 @@ import ray
 from stepledger import Comparison, compare
 from stepledger.errors import LedgerError
 
-from .run import REMAKES, Run, Settings, check_writable
+from .nodes import TIMEOUT, claim, collect
+from .run import REMAKES, Run, Settings
 from .taps import LearnerTap, episode_space, taps_of
 
 __all__ = ["Job", "finish"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that an EnvRunner or Learner has to write its ledgers; one that takes longer is left out, and the comparison says so.
-TIMEOUT = 120.0
+
+class Answer(NamedTuple):
+    """What a process says when it is told whose taps it has.
+
+    Attributes:
+        who: The process.
+        node: Its node's id; empty where it records nothing.
+        error: Why it can't be recorded.
+        spaces: The observation and action space of its episodes.
+    """
+
+    who: str
+    node: str = ""
+    error: str = ""
+    spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None
 
 
 class Job:
@@ -49,6 +63,7 @@ class Job:
         self._incarnations: dict[tuple[bool, int], int] = {}
         self._restarts = 0
         self._ended = False
+        self._nodes: dict[str, set[str]] = {}
         found = [self._tell_runners(group) for group in self._runner_groups()]
         spaces = next((one for one in found if one is not None), None)
         if spaces is None:
@@ -81,12 +96,16 @@ class Job:
             remote_worker_ids=None if indices is None else list(indices),
             timeout_seconds=TIMEOUT,
         )
-        found = None
-        for error, spaces in answers:
-            if error is not None:
-                raise LedgerError(error)
-            found = found or spaces
-        return found
+        self._heard(answers)
+        return next((answer.spaces for answer in answers if answer.spaces is not None), None)
+
+    def _heard(self, answers: Sequence[Answer]) -> None:
+        """Remember where processes record, and raise what they can't do."""
+        for answer in answers:
+            if answer.error:
+                raise LedgerError(answer.error)
+            if answer.node:
+                self._nodes.setdefault(answer.node, set()).add(answer.who)
 
     def _put_learner_taps(self) -> None:
         """Put taps into the pipelines that make train batches: those of the aggregators where there are any, else the Learners' own."""
@@ -95,9 +114,7 @@ class Job:
             answers = call(functools.partial(_put_learner_tap, **options))
             if not answers:
                 raise LedgerError(f"Learner {index} gave no answer within {TIMEOUT:.0f} s, so that its tap is missing.")
-            for error in answers:
-                if error is not None:
-                    raise LedgerError(error)
+            self._heard(answers)
 
     def trained(self) -> None:
         """After each training iteration: aggregators that were restarted have no tap."""
@@ -156,15 +173,19 @@ class Job:
         Raises:
             LedgerError: They can't be compared.
         """
+        problems: list[str] = []
         if not self._ended and ray.is_initialized():  # not where a script has called ray.shutdown() first
-            write = functools.partial(_write_runner, stop=stop, run=self.run)
-            files = [one for group in self._runner_groups() for one in group.foreach_env_runner(write, timeout_seconds=TIMEOUT)]
+            write = functools.partial(_write_runner, stop=stop)
+            for group in self._runner_groups():
+                group.foreach_env_runner(write, timeout_seconds=TIMEOUT)
             for call in self._pipelines():
-                files += call(functools.partial(_write_learner, stop=stop, run=self.run))
-            for contents in files:
-                for name, data in contents.items():
-                    (Path(self.run.directory) / name).write_bytes(data)
-        return compare(self.run.directory)
+                call(functools.partial(_write_learner, stop=stop))
+            problems = collect(self.run, self._nodes)
+        comparison = compare(self.run.directory)
+        if not problems:
+            return comparison
+        first, *others = comparison.hops
+        return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *problems)), *others))
 
     def end(self) -> None:
         """Compare for the last time, print the report and write ``report.json``; never raises."""
@@ -226,23 +247,22 @@ def finish(algorithm: Any) -> Comparison:
     raise LedgerError("this algorithm has no ledgers: add a LedgerCallback to its config, or stepledger_ray.attach(config, directory).")
 
 
-def _tell(env_runner: Any, run: Run, incarnations: dict[tuple[bool, int], int]) -> tuple[str | None, tuple[Any, Any] | None]:
-    """In an EnvRunner: tell its taps. Returns an error, or the spaces of its episodes; neither where it has no environment."""
+def _tell(env_runner: Any, run: Run, incarnations: dict[tuple[bool, int], int]) -> Answer:
+    """In an EnvRunner: tell its taps."""
+    index, evaluation = env_runner.worker_index or 0, bool(env_runner.config.in_evaluation)
+    who = f"{'evaluation ' if evaluation else ''}EnvRunner {index}"
     if env_runner.env is None:
-        return None, None
+        return Answer(who)
     error = getattr(env_runner.env, "ledger_error", None)
-    if error is not None:
-        return error, None
     taps = taps_of(env_runner)
-    if taps is None:
-        return "an EnvRunner has no LedgerCallback: set the callback in the algorithm's own config.", None
-    index = env_runner.worker_index or 0
+    if error is not None or taps is None:
+        return Answer(who, error=error or "an EnvRunner has no LedgerCallback: set the callback in the algorithm's own config.")
     try:
-        check_writable(run.directory)
+        node = claim(run)
     except LedgerError as problem:
-        return str(problem), None
-    taps.tell(run, index, run.incarnation + incarnations.get((bool(env_runner.config.in_evaluation), index), 0))
-    return None, (episode_space(env_runner)[0], taps.action_space)
+        return Answer(who, error=str(problem))
+    taps.tell(run, index, run.incarnation + incarnations.get((evaluation, index), 0))
+    return Answer(who, node, spaces=(episode_space(env_runner)[0], taps.action_space))
 
 
 def _call(foreach: Callable[..., Any], actor: int | None, function: Callable[[Any], Any]) -> list[Any]:
@@ -251,46 +271,34 @@ def _call(foreach: Callable[..., Any], actor: int | None, function: Callable[[An
     return [result.get() for result in results.ignore_errors()]
 
 
-def _put_learner_tap(learner: Any, run: Run, **options: Any) -> str | None:
-    """In a Learner or aggregator: record what arrives before any other piece of its pipeline has changed it. Returns an error."""
-    pipeline = learner._learner_connector
+def _put_learner_tap(learner: Any, run: Run, index: int, **options: Any) -> Answer:
+    """In a Learner or aggregator: record what arrives before any other piece of its pipeline has changed it."""
+    pipeline, who = learner._learner_connector, f"Learner {index}"
     if pipeline is None or any(isinstance(piece, LearnerTap) for piece in pipeline.connectors):
-        return None
+        return Answer(who)
     try:
-        check_writable(run.directory)
+        node = claim(run)
     except LedgerError as problem:
-        return str(problem)
-    pipeline.prepend(LearnerTap(run, **options))
-    return None
+        return Answer(who, error=str(problem))
+    pipeline.prepend(LearnerTap(run, index, **options))
+    return Answer(who, node)
 
 
-def _write_runner(env_runner: Any, stop: bool, run: Run) -> dict[str, bytes]:
-    """In an EnvRunner: write its ledgers; their contents where the driver can't see them."""
+def _write_runner(env_runner: Any, stop: bool) -> None:
+    """In an EnvRunner: write its ledgers."""
     taps = taps_of(env_runner) if env_runner.env is not None else None
-    if taps is None:
-        return {}
-    if stop:
+    if taps is not None and stop:
         taps.stop_recording()
-    else:
+    elif taps is not None:
         taps.flush()
-    return _contents(run, f"runner-{env_runner.worker_index or 0}.*")
 
 
-def _write_learner(learner: Any, stop: bool, run: Run) -> dict[str, bytes]:
+def _write_learner(learner: Any, stop: bool) -> None:
     """In a Learner or aggregator: likewise."""
     pipeline = learner._learner_connector
-    found: dict[str, bytes] = {}
     for piece in [] if pipeline is None else pipeline.connectors:
         if isinstance(piece, LearnerTap):
             if stop:
                 piece.recorder.close()
             else:
                 piece.recorder.flush()
-            found |= _contents(run, f"{piece.recorder.path.stem}.*" if piece.recorder.path else "")
-    return found
-
-
-def _contents(run: Run, pattern: str) -> dict[str, bytes]:
-    if run.is_here():
-        return {}
-    return {path.name: path.read_bytes() for path in Path(run.directory).glob(pattern)}

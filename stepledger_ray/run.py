@@ -13,7 +13,7 @@ from typing import Any
 from stepledger.errors import LedgerError
 from stepledger.recording import OnError
 
-__all__ = ["REMAKES", "Run", "Settings", "check_writable"]
+__all__ = ["REMAKES", "Run", "Settings", "check_writable", "trial_of"]
 
 _FILE = "run.json"
 
@@ -45,7 +45,7 @@ class Run:
         directory: Absolute path of the run directory on the driver's node.
         id: Identity of the run, in the meta of all its ledgers.
         algorithm: Class name of the algorithm.
-        trial: Tune's id of the trial; empty outside of Tune.
+        trial: Tune's directories of the experiment and the trial; empty outside of Tune.
         settings: How its taps record.
         gamma: The algorithm's discount factor.
         replays: Whether what it learns from comes out of a replay buffer.
@@ -74,9 +74,9 @@ class Run:
             LedgerError: The directory holds a run already, or can't be written.
         """
         path = Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "."), directory).absolute()
-        trial = "" if algorithm.trial_name == "default" else str(algorithm.trial_id)
+        trial = trial_of(algorithm._storage)  # not trial_name, which an AlgorithmConfig loses on its way (ray 2.60)
         if trial:
-            path /= algorithm.trial_name
+            path /= Path(trial).name
         run = cls(
             directory=str(path),
             id=uuid.uuid4().hex,
@@ -121,6 +121,11 @@ class Run:
             return bool(_read(Path(self.directory) / _FILE)["id"] == self.id)
         except (LedgerError, KeyError):
             return False
+
+
+def trial_of(storage: Any) -> str:
+    """What tells a trial of Tune from all others, also when it is started again; empty where there is no trial."""
+    return "" if storage is None or not storage.trial_dir_name else f"{storage.experiment_dir_name}/{storage.trial_dir_name}"
 
 
 def check_writable(directory: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -112,25 +113,46 @@ def test_sb3_example(fault: str | None, rate: float, found: str | None, tmp_path
         assert any(line.startswith("env 1, episode ") and found in line for line in process.stdout.splitlines()), process.stdout
 
 
+RLLIB = {
+    "rllib_ppo.py": ("obs:f16", "obs differs (env gave ["),
+    "rllib_dqn.py": ("reward:scale", "reward differs"),
+    "rllib_impala.py": ("step:lost", "lost"),
+}
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("fault", "found"), [(None, None), ("obs:f16", "obs differs (env gave ["), ("action:stale", "action differs"), ("step:lost", "lost")]
-)
-def test_rllib_example(fault: str | None, found: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("faulty", [False, True], ids=["clean", "faulty"])
+@pytest.mark.parametrize("name", RLLIB)
+def test_rllib_example(name: str, faulty: bool, tmp_path: Path) -> None:
     needs("ray", "torch")
-    process = example("rllib_ppo.py", tmp_path, "--iterations", 2, *(["--fault", fault] if fault else []))
-    assert process.returncode == (1 if fault else 0), process.stdout + process.stderr
+    fault, found = RLLIB[name]
+    process = example(name, tmp_path, *(["--fault", fault] if faulty else []))
+    assert process.returncode == faulty, process.stdout + process.stderr
     report = process.stdout
     assert (tmp_path / "ledger" / "report.json").exists()
-    if found is None:
-        assert "no difference" in report
-    else:
+    if faulty:
         assert any(line.startswith("runner 1, env 1, episode ") and found in line for line in report.splitlines()), report
         assert "env -> vector" in report
+    else:
+        assert "no difference" in report
     # Later, from the files alone, in another process.
     later = run("stepledger", "compare", "ledger", cwd=tmp_path)
     assert later.returncode == process.returncode
     assert later.stdout.strip() in report
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("fault", [None, "obs:stale"])
+def test_tune_example(fault: str | None, tmp_path: Path) -> None:
+    needs("ray", "torch")
+    process = example("rllib_tune.py", tmp_path, *(["--fault", fault] if fault else []))
+    assert process.returncode == (1 if fault else 0), process.stdout + process.stderr
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("ledger/*/report.json")]
+    assert [report["exit_status"] for report in reports] == [1 if fault else 0] * 3
+    assert len({report["run"]["trial"] for report in reports}) == 3
+    said = [line for line in process.stdout.splitlines() if line.startswith("stepledger: PPO_")]
+    assert len(said) == 3
+    assert all(("1 of 2 envs differ" if fault else "no difference") in line for line in said)
 
 
 class Section:

@@ -1,0 +1,144 @@
+"""The run directory on other nodes, and how what was written there comes into the driver's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from stepledger.errors import LedgerError
+from stepledger.format import JOURNAL, SEALED
+
+from .run import Run, check_writable
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["TIMEOUT", "claim", "collect"]
+
+#: Seconds that a process or a node has to answer; one that takes longer is left out, and that is said.
+TIMEOUT = 120.0
+
+#: Bytes of a file that travel at once.
+_PIECE = 1 << 24
+#: Pieces that are under way at a time, so that the driver's memory does not grow with a file.
+_UNDER_WAY = 2
+
+#: Says whose the run directory of a node is that does not share the driver's file system.
+_MARK = "node.txt"
+
+
+def claim(run: Run) -> str:
+    """In a worker: make the run directory of this node. What an earlier run left there is moved into ``old1``, ``old2``, ...
+
+    Returns:
+        The node's id.
+
+    Raises:
+        LedgerError: It can't be written.
+    """
+    check_writable(run.directory)
+    if not run.is_here():
+        directory = Path(run.directory)
+        with open(directory / f".{_MARK}", "w") as lock:  # several workers of a node come at the same time
+            if fcntl is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            mark = directory / _MARK
+            if not mark.exists() or mark.read_text() != run.id:
+                _set_aside(directory)
+                mark.write_text(run.id)
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _set_aside(directory: Path) -> None:
+    ledgers = _ledgers(directory)
+    number = 1
+    while (directory / f"old{number}").exists():
+        number += 1
+    for path in ledgers:
+        target = directory / f"old{number}" / path.relative_to(directory)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+
+
+def _ledgers(directory: Path) -> list[Path]:
+    """The files of ledgers in a run directory, without those that were set aside."""
+    found = [path for suffix in (SEALED, JOURNAL) for path in directory.rglob(f"*{suffix}")]
+    return [path for path in found if not path.relative_to(directory).parts[0].startswith("old")]
+
+
+def collect(run: Run, nodes: Mapping[str, Iterable[str]]) -> list[str]:
+    """Copy into the driver's run directory what was written on nodes that don't share its file system; dead workers' files too.
+
+    Args:
+        run: The run.
+        nodes: Node id -> who recorded there.
+
+    Returns:
+        A sentence for each node that gave no answer.
+    """
+    problems = []
+    for node, who in nodes.items():
+        if node == ray.get_runtime_context().get_node_id():
+            continue
+        on_node = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        try:
+            for name, size in ray.get(on_node(_listed).remote(run), timeout=TIMEOUT):
+                _copy(run, on_node(_piece), name, size)
+        except (ray.exceptions.RayError, ValueError, OSError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            problems.append(f"node {_name(node)} gave no ledgers of {', '.join(sorted(who))} ({reason})")
+    return problems
+
+
+def _name(node: str) -> str:
+    for one in ray.nodes():
+        if one["NodeID"] == node:
+            return f"{one['NodeManagerAddress']} ({node[:8]})"
+    return node[:8]
+
+
+def _listed(run: Run) -> list[tuple[str, int]]:
+    """On a node: the ledgers there, unless its run directory is the driver's too."""
+    directory = Path(run.directory)
+    if run.is_here():
+        return []
+    mark = directory / _MARK
+    if not mark.exists() or mark.read_text() != run.id:
+        raise LedgerError(f"{directory} holds nothing of this run.")
+    return [(str(path.relative_to(directory)), path.stat().st_size) for path in _ledgers(directory)]
+
+
+def _piece(path: str, begin: int, size: int) -> bytes:
+    """On a node: a part of a file."""
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read(size)
+
+
+def _copy(run: Run, piece: Any, name: str, size: int) -> None:
+    target = Path(run.directory, name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    under_way: deque[Any] = deque()
+    try:
+        with open(temporary, "wb") as file:
+            for begin in range(0, size, _PIECE):
+                under_way.append(piece.remote(str(target), begin, min(_PIECE, size - begin)))
+                if len(under_way) == _UNDER_WAY:
+                    file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
+            while under_way:
+                file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
