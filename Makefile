@@ -1,5 +1,6 @@
 # make demo    train RLlib PPO with ledgers on, once clean and once with an injected fault, and print both comparisons
 # make test    all tests
+# make test-long    those that take long: EnvRunners killed at twenty random moments
 # make lint    ruff and mypy
 # make bench   what recording costs, here
 #
@@ -12,7 +13,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-long lint bench clean
 
 demo: $(READY)
 	@rm -rf build/demo
@@ -28,6 +29,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray"
 	$(BIN)/python -m pytest -q -m ray
+
+test-long: $(READY)
+	STEPLEDGER_KILLS=20 $(BIN)/python -m pytest -q tests/test_rllib_algorithms.py -k killed
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,9 @@ from ray.rllib.algorithms.tqc import TQCConfig  # noqa: E402
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode  # noqa: E402
 from test_rllib import HOPS, Corridor, Walk, config, hop, record  # noqa: E402
 
-from stepledger import Comparison, LedgerError, compare  # noqa: E402
+from stepledger import Comparison, LedgerError, compare, read  # noqa: E402
 from stepledger_ray import attach  # noqa: E402
+from stepledger_ray.nodes import TIMEOUT  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -217,6 +220,36 @@ def test_a_killed_runner_is_no_difference_and_its_successor_is_recorded(tmp_path
     assert result.exit_status == 3
     assert list(tmp_path.glob("runner-1.100-vector.npz"))
     assert hop(result, HOPS[0]).streams >= 4
+
+
+#: ``make test-long`` kills more often.
+KILLS = int(os.environ.get("STEPLEDGER_KILLS", "3"))
+
+
+def test_runners_killed_at_random_moments_cost_no_ledger_and_make_no_difference(tmp_path):
+    rng = np.random.default_rng(0)
+    algorithm = attach(config(2).fault_tolerance(restart_failed_env_runners=True), tmp_path).build_algo()
+    group, killed = algorithm.env_runner_group, 0
+    deadline = time.monotonic() + 60 * KILLS
+    while killed < KILLS and time.monotonic() < deadline:
+        pids = group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False, timeout_seconds=20)
+        if len(pids) == 2:  # both are there again
+            timer = threading.Timer(rng.uniform(0, 2), os.kill, (pids[int(rng.integers(2))], signal.SIGKILL))
+            timer.start()
+            while timer.is_alive():
+                algorithm.train()
+            killed += 1
+        algorithm.train()
+    assert killed == KILLS
+    began = time.monotonic()
+    algorithm.stop()
+    assert time.monotonic() - began < 2 * TIMEOUT
+    result = compare(tmp_path)
+    assert result.equal, str(result)
+    assert result.exit_status == 3
+    assert hop(result, HOPS[1]).events > 240 * KILLS
+    for path in tmp_path.glob("*.npz"):
+        read(path)
 
 
 class Failing(Walk):
