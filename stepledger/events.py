@@ -212,10 +212,11 @@ class _Pair:
         difference = Difference(self.tally.name, key.env, episode, step, fields, kind, events=events, runner=key.runner, agent=key.agent)
         if kind != "changed":
             return difference
+        texts = {name: self._texts(name, i, j) for name in fields}
         return replace(
             difference,
-            first={name: text for name in fields if (text := self._text(self.first, self.a, name, i))},
-            second={name: text for name in fields if (text := self._text(self.second, self.b, name, j))},
+            first={name: first for name, (first, _) in texts.items() if first},
+            second={name: second for name, (_, second) in texts.items() if second},
         )
 
     def _place(self, i: int) -> tuple[int, int]:
@@ -227,7 +228,21 @@ class _Pair:
             return 0, 0
         return int(columns["episode"][-1]), int(columns["step"][-1]) + 1
 
-    def _text(self, stream: Stream, data: dict[str, npt.NDArray[Any]], name: str, i: int) -> str:
+    def _texts(self, name: str, i: int, j: int) -> tuple[str, str]:
+        """What both sides have in a field; of a value with several parts, those that differ."""
+        first, second = self._text(self.first, self.a, name, i), self._text(self.second, self.b, name, j)
+        if not (isinstance(first, list) and isinstance(second, list)):
+            return (_joined(first), _joined(second))
+        paths = self.first_ledger.meta["leaves"]["obs" if name == "obs" else "act"]
+        if len(first) != len(second) or len(first) != len(paths) or len(first) < 2:
+            return (_joined(first), _joined(second))
+        parts = [
+            [".".join(map(str, path)) + f" {leaf}" for path, leaf, other in zip(paths, leaves, others) if leaf != other]
+            for leaves, others in ((first, second), (second, first))
+        ]
+        return (_joined(parts[0]), _joined(parts[1]))
+
+    def _text(self, stream: Stream, data: dict[str, npt.NDArray[Any]], name: str, i: int) -> str | list[str]:
         value = data[name][i]
         if name == "kind":
             return "reset" if value == RESET else "step"
@@ -241,7 +256,11 @@ class _Pair:
             return "nothing"
         which = {"obs": "values_obs_", "action": "values_act_"}[name]
         leaves = [column[i] for leaf, column in sorted(stream.values.items(), key=_leaf_order) if leaf.startswith(which)]
-        return ", ".join(leaf if isinstance(leaf, str) else _in_one_line(leaf) for leaf in leaves)
+        return [leaf if isinstance(leaf, str) else _in_one_line(leaf) for leaf in leaves]
+
+
+def _joined(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else ", ".join(text)
 
 
 def _events(number: int) -> str:

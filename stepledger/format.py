@@ -188,6 +188,7 @@ def _is_meta(meta: Meta) -> bool:
         and all(isinstance(meta[name], kind) for name, kind in _OPTIONAL_ENTRIES.items() if name in meta)
         and all(isinstance(one, str) for name in ("notes", "taps") for one in meta.get(name, []))
         and all(isinstance(one, int) for one in meta.get("runners", []))
+        and all(isinstance(path, list) for which in ("obs", "act") for path in meta["leaves"][which])
         and meta["reward_dtype"] in REWARD_BITS
         and 0 <= meta["created"] < 1e11
         and all(_is_space(meta[name]) for name in ("observation_space", "action_space"))

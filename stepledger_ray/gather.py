@@ -61,7 +61,7 @@ class Job:
         self._algorithm = weakref.proxy(algorithm)
         self.run = Run.begin(directory, algorithm, settings, resume=resume)
         self._incarnations: dict[tuple[bool, int], int] = {}
-        self._restarts = 0
+        self._asked: list[Any] = []
         self._ended = False
         self._nodes: dict[str, set[str]] = {}
         found = [self._tell_runners(group) for group in self._runner_groups()]
@@ -110,23 +110,28 @@ class Job:
     def _put_learner_taps(self) -> None:
         """Put taps into the pipelines that make train batches: those of the aggregators where there are any, else the Learners' own."""
         for index, call in enumerate(self._pipelines()):
-            options = {**self._learner_options, "index": index, "incarnation": self.run.incarnation + self._restarts}
+            options = {**self._learner_options, "index": index, "incarnation": self.run.incarnation}
             answers = call(functools.partial(_put_learner_tap, **options))
             if not answers:
                 raise LedgerError(f"Learner {index} gave no answer within {TIMEOUT:.0f} s, so that its tap is missing.")
             self._heard(answers)
 
     def trained(self) -> None:
-        """After each training iteration: aggregators that were restarted have no tap."""
+        """After each training iteration: an aggregator that was restarted has no tap. Asks without waiting, and hears the next time."""
         manager = getattr(self._algorithm, "_aggregator_actor_manager", None)
-        restarts = 0 if manager is None else manager.total_num_restarts()
-        if restarts == self._restarts:
+        if manager is None:
             return
-        self._restarts = restarts
-        try:
-            self._put_learner_taps()
-        except Exception as error:
-            logger.warning("stepledger: restarted aggregators are not recorded: %s", error)
+        heard, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
+        for reference in heard:
+            try:
+                self._heard([ray.get(reference)])
+            except (ray.exceptions.RayError, LedgerError) as error:
+                logger.debug("stepledger: an aggregator gave no answer, and is asked again: %s", error)
+        if not self._asked:
+            incarnation = self.run.incarnation + self._algorithm.iteration + 1
+            for index, actor in manager.actors().items():
+                options = {**self._learner_options, "index": index, "incarnation": incarnation}
+                self._asked.append(actor.apply.remote(functools.partial(_put_learner_tap, **options)))
 
     def _pipelines(self) -> list[Callable[[Callable[[Any], Any]], list[Any]]]:
         """For each process with a learner connector pipeline, a function that calls a function there and gives its results, if any."""
@@ -134,7 +139,8 @@ class Job:
         aggregators = getattr(algorithm, "_aggregator_actor_manager", None)
         group = algorithm.learner_group
         if aggregators is not None:
-            return [functools.partial(_call, aggregators.foreach_actor, actor) for actor in aggregators.actor_ids()]
+            each = functools.partial(aggregators.foreach_actor, healthy_only=False)  # one that came back may not be known to be well yet
+            return [functools.partial(_call, each, actor) for actor in aggregators.actor_ids()]
         if group.is_local:
             return [functools.partial(_call, group.foreach_learner, None)]
         return [functools.partial(_call, group.foreach_learner, actor) for actor in group._worker_manager.actor_ids()]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from common import Walk, assert_equal, drive, rewrite, run_walks, vector_of, walk, walks
@@ -528,6 +530,24 @@ def test_values_are_printed_so_that_the_difference_shows(tmp_path: Path, dtype: 
     given, received = (np.array(json.loads(side["obs"]), dtype) for side in (difference.first, difference.second))
     np.testing.assert_array_equal(given, read(tmp_path / "env-0.npz").streams[0].values["values_obs_0"][5])
     assert (given != received).tolist() == [False, True, False]
+
+
+def test_of_a_value_with_parts_a_report_names_those_that_differ(tmp_path: Path) -> None:
+    state = spaces.Dict(goal=spaces.Discrete(9), speed=spaces.Box(-1, 1, (2,)))
+    space = spaces.Dict(camera=spaces.Box(0, 255, (4,), np.uint8), state=state)
+
+    class Other(gym.ObservationWrapper):
+        def observation(self, observation: Any) -> Any:
+            inner = observation["state"]
+            return {**observation, "state": {**inner, "goal": (inner["goal"] + 1) % 9}}
+
+    env = LedgerEnv(Walk(observation_space=space), tmp_path, 0, keep_values=True)
+    envs = LedgerVectorEnv(SyncVectorEnv([lambda: Other(env)]), tmp_path / "trainer.npz", keep_values=True)
+    drive(envs, 5)
+    envs.close()
+    first = compare(tmp_path).differences[0]
+    assert re.fullmatch(r"state\.goal \d", first.first["obs"])
+    assert re.fullmatch(r"state\.goal \d", first.second["obs"])
 
 
 def test_a_large_value_takes_one_line_of_a_report(tmp_path: Path) -> None:

@@ -121,8 +121,10 @@ RLLIB = {
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("faulty", [False, True], ids=["clean", "faulty"])
-@pytest.mark.parametrize("name", RLLIB)
+@pytest.mark.parametrize(
+    ("name", "faulty"),
+    [(name, faulty) for name in RLLIB for faulty in (False, True) if faulty or name == "rllib_ppo.py"],  # the others' clean runs are long
+)
 def test_rllib_example(name: str, faulty: bool, tmp_path: Path) -> None:
     needs("ray", "torch")
     fault, found = RLLIB[name]
@@ -142,17 +144,16 @@ def test_rllib_example(name: str, faulty: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("fault", [None, "obs:stale"])
-def test_tune_example(fault: str | None, tmp_path: Path) -> None:
+def test_tune_example(tmp_path: Path) -> None:
     needs("ray", "torch")
-    process = example("rllib_tune.py", tmp_path, *(["--fault", fault] if fault else []))
-    assert process.returncode == (1 if fault else 0), process.stdout + process.stderr
+    process = example("rllib_tune.py", tmp_path, "--fault", "obs:stale")
+    assert process.returncode == 1, process.stdout + process.stderr
     reports = [json.loads(path.read_text()) for path in tmp_path.glob("ledger/*/report.json")]
-    assert [report["exit_status"] for report in reports] == [1 if fault else 0] * 3
+    assert [report["exit_status"] for report in reports] == [1] * 3
     assert len({report["run"]["trial"] for report in reports}) == 3
     said = [line for line in process.stdout.splitlines() if line.startswith("stepledger: PPO_")]
     assert len(said) == 3
-    assert all(("1 of 2 envs differ" if fault else "no difference") in line for line in said)
+    assert all("1 of 2 envs differ" in line for line in said)
 
 
 class Section:
