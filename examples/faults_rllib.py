@@ -1,4 +1,4 @@
-"""What the RLlib examples share: a fault in one environment, and their command line."""
+"""What the RLlib examples share: their command line, the training, and a fault in one environment."""
 
 import argparse
 import functools
@@ -7,6 +7,8 @@ import logging
 import ray
 from faults import ENV_FAULTS, Dose, FaultyEnv
 from ray.rllib.callbacks.callbacks import RLlibCallback
+
+from stepledger_ray import attach, finish
 
 
 class FaultCallback(RLlibCallback):
@@ -33,6 +35,18 @@ def options(description: str, iterations: int) -> argparse.Namespace:
     logging.getLogger("ray.rllib").setLevel(logging.ERROR)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
     return found
+
+
+def train(config, found: argparse.Namespace) -> int:
+    """Record a run of this config, with the fault that was asked for; the exit status of its comparison."""
+    attach(config, found.directory, keep_values=True)
+    algorithm = with_fault(config, found).build_algo()
+    for _ in range(found.iterations):
+        algorithm.train()
+    comparison = finish(algorithm)
+    algorithm.stop()  # gathers the ledgers once more, and prints the report
+    ray.shutdown()
+    return comparison.exit_status
 
 
 def with_fault(config, found: argparse.Namespace):

@@ -9,11 +9,8 @@ old: the report counts how many of the sampled steps were learned from.
 
 import sys
 
-import ray
-from faults_rllib import options, with_fault
+from faults_rllib import options, train
 from ray.rllib.algorithms.impala import IMPALAConfig
-
-from stepledger_ray import attach, finish
 
 if __name__ == "__main__":
     found = options(__doc__, iterations=2)
@@ -26,11 +23,4 @@ if __name__ == "__main__":
         .reporting(min_time_s_per_iteration=1)
         .debugging(seed=0)
     )
-    attach(config, found.directory, keep_values=True)
-    algorithm = with_fault(config, found).build_algo()
-    for _ in range(found.iterations):
-        algorithm.train()
-    comparison = finish(algorithm)
-    algorithm.stop()
-    ray.shutdown()
-    sys.exit(comparison.exit_status)
+    sys.exit(train(config, found))

@@ -8,11 +8,8 @@ The fault is made at env 1 of EnvRunner 1, between the ledgers of the taps env a
 
 import sys
 
-import ray
-from faults_rllib import options, with_fault
+from faults_rllib import options, train
 from ray.rllib.algorithms.ppo import PPOConfig
-
-from stepledger_ray import attach, finish
 
 if __name__ == "__main__":
     found = options(__doc__, iterations=3)
@@ -23,11 +20,4 @@ if __name__ == "__main__":
         .training(train_batch_size_per_learner=512, minibatch_size=128, num_epochs=2)
         .debugging(seed=0)
     )
-    attach(config, found.directory, keep_values=True)
-    algorithm = with_fault(config, found).build_algo()
-    for _ in range(found.iterations):
-        algorithm.train()
-    comparison = finish(algorithm)
-    algorithm.stop()  # gathers the ledgers once more, and prints the report
-    ray.shutdown()
-    sys.exit(comparison.exit_status)
+    sys.exit(train(config, found))
