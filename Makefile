@@ -25,9 +25,10 @@ demo: $(READY)
 	@echo
 	@echo "To look again: $(BIN)/stepledger compare build/demo/fault"
 
-# Tests that share one Ray instance run in one process: that is what loadgroup is for.
+# Tests that need Ray share one cluster, so they run in one process.
 test: $(READY)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray"
+	$(BIN)/python -m pytest -q -m ray
 
 test-long: $(READY)
 	STEPLEDGER_KILLS=20 $(BIN)/python -m pytest -q tests/test_rllib_algorithms.py -k killed

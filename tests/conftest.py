@@ -20,11 +20,3 @@ def cluster() -> Iterator[None]:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error", runtime_env=environment)
     yield
     ray.shutdown()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share the Ray instance share a worker of pytest-xdist too (``--dist loadgroup``), and begin first: they take longest."""
-    items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
-    for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
