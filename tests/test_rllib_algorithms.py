@@ -129,7 +129,15 @@ def reading(dataset: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("one", [BCConfig, MARWILConfig, CQLConfig, IQLConfig], ids=["BC", "MARWIL", "CQL", "IQL"])
+#: Set by ``make test-long``.
+LONG = pytest.mark.skipif(not os.environ.get("STEPLEDGER_LONG"), reason="takes long: make test-long")
+
+
+@pytest.mark.parametrize(
+    "one",
+    [BCConfig, *(pytest.param(one, marks=LONG) for one in (MARWILConfig, CQLConfig, IQLConfig))],
+    ids=["BC", "MARWIL", "CQL", "IQL"],
+)
 def test_an_offline_algorithm_is_recorded_in_its_evaluation_and_says_so(tmp_path, dataset, one):
     offline = (
         one()
