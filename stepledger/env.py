@@ -120,7 +120,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         recorder = Recorder(None, self._meta, on_error=self._on_error)
         recorder.recording = not self._passive
         recorder.digest_action, recorder.digest_observation = self._actions.one, self._observations.one
-        self._tell(recorder)
+        if recorder.recording:
+            self._tell(recorder)
         self._recorder = recorder
         if self._options["keep_values"]:
             self._keep_values(recorder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -29,29 +30,30 @@ _PIECE_BYTES = 1 << 22
 
 def write_sealed(path: Path, meta: Meta, journal: Scan) -> None:
     """Write the journal's events as a sealed ledger with this meta, in memory that does not grow with them."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
-            _write_members(archive, meta, journal)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _replacing(path) as archive:
+        _write_members(archive, meta, journal)
 
 
 def mark_sealed(path: Path, **changes: Any) -> None:
     """Change entries of a sealed ledger's meta."""
+    with _replacing(path) as new, zipfile.ZipFile(path) as old:
+        for info in old.infolist():
+            with old.open(info) as member:
+                if info.filename == "meta.npy":
+                    meta = json.loads(str(np.lib.format.read_array(member, allow_pickle=False)))
+                    _write(new, "meta", np.array(json.dumps({**meta, **changes})))
+                    continue
+                with new.open(info, "w", force_zip64=True) as copy:
+                    shutil.copyfileobj(member, copy, 1 << 20)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive that takes the place of a file once it is whole."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(path) as old, zipfile.ZipFile(temporary, "w", allowZip64=True) as new:
-            for info in old.infolist():
-                with old.open(info) as member:
-                    if info.filename == "meta.npy":
-                        meta = json.loads(str(np.lib.format.read_array(member, allow_pickle=False)))
-                        _write(new, "meta", np.array(json.dumps({**meta, **changes})))
-                        continue
-                    with new.open(info, "w", force_zip64=True) as copy:
-                        shutil.copyfileobj(member, copy, 1 << 20)
+        with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
+            yield archive
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -328,16 +328,17 @@ class _Differences:
 
 def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: Ints, meta: Meta) -> None:
     """Compare learned transitions with the sampled ones that begin in the rows ``at``."""
-    expected, found = sampled.sides(at, learned, meta, learned["n"])
     unequal = sampled.unequal(at, learned, meta)
     tally.events += len(at)
     for field, mask in unequal.items():
         tally.compared[field] = int(sampled.columns["obs_known"][at].sum()) if field == "obs" else len(at)
         tally.different[field] = int(mask.sum())
-    for row in np.flatnonzero(np.logical_or.reduce(list(unequal.values()))).tolist():
+    rows = np.flatnonzero(np.logical_or.reduce(list(unequal.values())))
+    sides = sampled.sides(at[rows], {field: column[rows] for field, column in learned.items()}, meta, learned["n"][rows])
+    for which, row in enumerate(rows.tolist()):
         fields = tuple(field for field in FIELDS if unequal[field][row])
         first, second = (
-            {name: text for name in fields if (text := _text(name, side[name][row], sampled.reward_dtype))} for side in (expected, found)
+            {name: text for name in fields if (text := _text(name, side[name][which], sampled.reward_dtype))} for side in sides
         )
         differences.keep(sampled.place(int(at[row])), fields, "changed", first=first, second=second)
 

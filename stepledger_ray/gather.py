@@ -216,7 +216,7 @@ def check_config(config: Any) -> None:
     """Refuse a config whose algorithm can't be recorded.
 
     Raises:
-        LedgerError: It is on the old API stack, has several agents, or its ledgers are recorded already.
+        LedgerError: It is on the old API stack, or has several agents.
     """
     if not (config.enable_env_runner_and_connector_v2 and config.enable_rl_module_and_learner):
         raise LedgerError(

@@ -13,7 +13,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stepledger.errors import LedgerError
-from stepledger.format import JOURNAL, SEALED
+from stepledger.format import JOURNAL
+from stepledger.ledger import find
 
 from .run import Run, check_writable
 
@@ -72,8 +73,7 @@ def _set_aside(directory: Path) -> None:
 
 def _ledgers(directory: Path) -> list[Path]:
     """The files of ledgers in a run directory, without those that were set aside."""
-    found = [path for suffix in (SEALED, JOURNAL) for path in directory.rglob(f"*{suffix}")]
-    return [path for path in found if not path.relative_to(directory).parts[0].startswith("old")]
+    return [path for name in find(directory) for path in (name, name.with_suffix(JOURNAL)) if path.exists()]
 
 
 def collect(run: Run, nodes: Mapping[str, Iterable[str]]) -> list[str]:

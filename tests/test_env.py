@@ -314,3 +314,11 @@ def test_an_environment_that_goes_on_after_stop_recording_does_so_on_purpose(tmp
     drive_one(env, 20)
     env.close()
     assert not read(tmp_path / "env-0.npz").open_end
+
+
+def test_an_environment_that_was_told_nothing_and_is_not_to_record_goes_on(tmp_path: Path) -> None:
+    env = walk(tmp_path, None)
+    env.stop_recording()
+    drive_one(env, 20)
+    env.close()
+    assert not list(tmp_path.iterdir())
