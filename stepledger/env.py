@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
-from .recorder import RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, Recorder, describe
+from .recorder import RESET_FLAG, ROW, ROW_BYTES, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, Recorder, describe
 from .recording import OnError, check_on_error
 
 __all__ = ["LedgerEnv"]
@@ -154,12 +155,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             recorder.used_after_close()
         else:
             try:
-                recorder.marks.append((len(recorder.reward), _RESET))
-                recorder.digests += MISSING + recorder.digest_observation(result[0])
-                recorder.reward.append(0.0)
-                recorder.left -= 1
-                if not recorder.left:
-                    recorder.tick()
+                recorder.append(ROW.pack(MISSING, recorder.digest_observation(result[0]), 0.0), _RESET)
             except BaseException as error:
                 recorder.fail(error)
         return result
@@ -171,24 +167,23 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             recorder.used_after_close()
             return self.env.step(action)
         try:
-            recorder.digests += recorder.digest_action(action)
+            h_action = recorder.digest_action(action)
         except BaseException as error:
             recorder.fail(error)
             return self.env.step(action)
-        try:
-            result = self.env.step(action)
-        except BaseException:
-            recorder.forget_actions()
-            raise
+        result = self.env.step(action)
         try:
             observation, reward, terminated, truncated, _ = result
-            recorder.digests += recorder.digest_observation(observation)
+            h_observation = recorder.digest_observation(observation)
             if terminated or truncated:
-                recorder.marks.append((len(recorder.reward), _ENDS[bool(terminated), bool(truncated)]))
-            recorder.reward.append(reward)  # type: ignore[arg-type]
-            recorder.left -= 1
-            if not recorder.left:
-                recorder.tick()
+                recorder.append(ROW.pack(h_action, h_observation, reward), _ENDS[bool(terminated), bool(truncated)])
+            else:
+                at = recorder.at
+                try:
+                    _write_row(recorder.window, at, h_action, h_observation, reward)
+                    recorder.at = at + ROW_BYTES
+                except struct.error:  # no room
+                    recorder.append(ROW.pack(h_action, h_observation, float(reward)))
         except BaseException as error:
             recorder.fail(error)
         return result
@@ -229,6 +224,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 #: What a copy makes for itself.
 _RUNTIME = {"_recorder", "_observations", "_actions", "_meta"}
+
+_write_row = ROW.pack_into
 
 #: A recorder's marks.
 _RESET = bytes([RESET_FLAG])

@@ -1,17 +1,17 @@
 """Streams of events: typed buffers on the hot path, a `Recording` behind them.
 
 A `Recorder` holds one row of events per call of the environment: one event for a single environment, one per environment for a vector
-env. Its buffers are public because the wrappers append to them without a call in between; everything else happens in `Recorder.tick`,
-which they call at the first row and then whenever `Recorder.left` has come down to zero.
+env. Its buffer is public because the wrappers write rows into it without a call in between; everything else happens in `Recorder.tick`,
+which they call when there is no room for another row.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import math
+import struct
 import time
 import uuid
-from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from .recording import OnError, Recording
 __all__ = [
     "ABSENT",
     "RESET_FLAG",
+    "ROW",
+    "ROW_BYTES",
     "STEP_FLAG",
     "TERMINATED_FLAG",
     "TRUNCATED_FLAG",
@@ -41,10 +43,14 @@ RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG = 0, 1, 2, 4
 #: The slot's env had no event in this row.
 ABSENT = 255
 
+#: A row of one stream: digest of the action, digest of the observation, reward.
+ROW = struct.Struct("=8s8sd")
+ROW_BYTES = ROW.size
+
 #: Events that may be lost when the process is killed: a full block is written.
 FLUSH_EVENTS = 8192
 #: Seconds after which a block is written even if it isn't full, while events arrive.
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 2.0
 #: Rows after which the clock is looked at in any case: the environment may have become slower.
 _STRIDE = 256
 #: Bytes of kept values after which a block is written.
@@ -119,11 +125,12 @@ class Recorder(Recording):
         on_error: As for every recording.
 
     Attributes:
-        digests: For each row, 8 bytes per stream for its actions, then 8 per stream for its observations.
-        reward: For each row, one double per stream. The cast to the reward dtype happens later.
+        window: The room for rows. A row has 8 bytes per stream for its actions' digests, then 8 per stream for its observations', then a
+            double per stream for its rewards, whose cast to the reward dtype happens later. One call writes it where there is just one
+            stream, see `ROW`.
+        at: Where the next row begins.
         marks: The rows that are not a plain step of every stream, each as its number in the block and one byte per stream, see
             `STEP_FLAG` and the others.
-        left: After how many more rows `tick` is to be called.
         digest_action: With `digest_observation`, of the environment, where there is just one. They are here because the env tap looks
             everything up on this one object: an attribute of a Gymnasium wrapper, which has a ``__getattr__``, costs several times more.
     """
@@ -133,11 +140,8 @@ class Recorder(Recording):
 
     def __init__(self, path: Path | None, meta: Meta, *, autoreset: bool = False, on_error: OnError = "warn") -> None:
         super().__init__(path, meta, on_error=on_error)
-        # Not lists of digests: those would keep an object per event alive, and what the cache holds of the environment would go.
-        self.digests = bytearray()
-        self.reward = array("d")
+        self.at = 0
         self.marks: list[tuple[int, bytes]] = []
-        self.left = 1
         self.values: list[list[Any]] = [[] for which in ("obs", "act") for _ in meta["values"][which]]
         self._n = len(meta["stream_keys"])
         self._autoreset = autoreset
@@ -148,6 +152,10 @@ class Recorder(Recording):
         row_bytes = sum(_bytes_of(layout) for which in ("obs", "act") for layout in meta["values"][which])
         events = min(FLUSH_EVENTS, _FLUSH_BYTES // row_bytes if row_bytes else FLUSH_EVENTS)
         self._block = max(1, events // self._n)
+        # Not lists of digests: those would keep an object per event alive, and what the cache holds of the environment would go.
+        self._row_bytes = ROW_BYTES * self._n
+        self._buffer = bytearray(self._block * self._row_bytes)
+        self.window = memoryview(self._buffer)[:0]
 
     @property
     def streams(self) -> int:
@@ -157,7 +165,17 @@ class Recorder(Recording):
     @property
     def rows(self) -> int:
         """Number of rows in the open block."""
-        return len(self.reward) // self._n
+        return self.at // self._row_bytes
+
+    def append(self, row: bytes, mark: bytes | None = None) -> None:
+        """Write a row, and its mark if it isn't a plain step of every stream."""
+        if self.at + self._row_bytes > len(self.window):
+            self.tick()
+        end = self.at + self._row_bytes
+        self.window[self.at : end] = row
+        if mark is not None:
+            self.marks.append((self.rows, mark))
+        self.at = end  # last: an interrupt before this leaves no half of a row
 
     def keep_rows(self, observations: Sequence[list[Any]], actions: Sequence[list[Any]]) -> None:
         """Append the kept values of a row, leaf by leaf; no actions at a reset."""
@@ -173,42 +191,44 @@ class Recorder(Recording):
         for index, column in enumerate(self.values[len(observation) :]):
             column.append(None if action is None else action[index])
 
-    def forget_actions(self) -> None:
-        """Drop the digests of actions whose step never came back."""
-        del self.digests[16 * len(self.reward) :]
-
     def tick(self) -> None:
-        """Open the journal at the first row; write the block when it is full or old; set `left`."""
+        """Make room for a row: open the journal at the first one; write the block when it is full or old."""
         try:
+            now, rows = time.monotonic(), self.rows
             if not self._ready():
-                self.left = self._block
-                return
-            now = time.monotonic()
-            rows = self.rows
-            # Look at the clock about eight times before the block is old, however fast the environment is.
-            per_row = (now - self._ticked) / max(1, rows - self._seen)
-            self._stride = max(1, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_row, 1e-9)), _STRIDE))
-            if rows >= self._block or now - self._written >= FLUSH_SECONDS:
-                self._write()
+                if rows >= self._block and self.recording:  # nobody has said where to write
+                    self._grow()
+            else:
+                # Look at the clock about eight times before the block is old, however fast the environment is.
+                per_row = (now - self._ticked) / max(1, rows - self._seen)
+                self._stride = max(1, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_row, 1e-9)), _STRIDE))
+                if rows >= self._block or now - self._written >= FLUSH_SECONDS:
+                    self._write()
             self._ticked, self._seen = now, self.rows
-            self.left = max(1, min(self._stride, self._block - self._seen))
+            self.window = memoryview(self._buffer)[: self._row_bytes * min(self._seen + self._stride, self._block)]
         except BaseException as error:
             self.fail(error)
 
+    def _grow(self) -> None:
+        self._block *= 2
+        self._buffer = self._buffer + bytes(len(self._buffer))
+
     def _pending(self) -> int:
-        return len(self.reward)
+        return self.rows * self._n
 
     def _clear(self) -> None:
-        del self.digests[: 16 * len(self.reward)]  # those of actions that are with the environment stay
-        for buffer in (self.reward, self.marks, *self.values):
-            del buffer[:]  # type: ignore[attr-defined]
+        self.window = self.window[:0]
+        self.marks.clear()
+        for column in self.values:
+            del column[: self.rows * self._n]  # the values of the row that waits for room stay
+        self.at = 0
         self._seen = 0
 
     def _open_block(self) -> Block:
         """The buffers as a block."""
         n = self._n
         # Whole rows: an error may have come in the middle of one.
-        rows = min(len(self.digests) // 16, len(self.reward), *map(len, self.values)) // n
+        rows = min([self.rows, *(len(column) // n for column in self.values)])
         flags = np.full((rows, n), STEP_FLAG, np.uint8)
         marks = [mark for mark in self.marks if mark[0] < rows]
         if marks:
@@ -223,10 +243,10 @@ class Recorder(Recording):
         events["kind"] = flags & 1
         events["terminated"] = flags & TERMINATED_FLAG
         events["truncated"] = flags & TRUNCATED_FLAG
-        digests = np.frombuffer(bytes(self.digests[: 16 * rows * n]), ">u8").reshape(rows, 2, n)
+        digests, doubles = (np.frombuffer(self._buffer, dtype, 3 * rows * n).reshape(rows, 3, n) for dtype in (">u8", "=f8"))
         for name, column in (("h_act", digests[:, 0]), ("h_obs", digests[:, 1])):
             events[name] = column.T.ravel()[order]
-        rewards = np.array(self.reward[: rows * n]).reshape(rows, n).T.ravel()[order]
+        rewards = doubles[:, 2].T.ravel()[order]
         events["h_rew"] = reward_bits(rewards, self._meta["reward_dtype"])
         # The action sent for a reset step is ignored by the vector env, its reward is no event; its flags would be a fault.
         reset = events["kind"] == RESET

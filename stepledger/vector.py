@@ -49,7 +49,7 @@ class RowRecorder:
         self._reset_flags = bytes([RESET_FLAG]) * n
         # Flags of a row as one long integer, a byte per env: a few big-int operations are quicker than numpy's on so few bytes.
         self._steps = int.from_bytes(bytes([STEP_FLAG]) * n, "little")
-        self._sent = False
+        self._sent: bytes | None = None
         self._sent_values: list[Any] = []
 
     def send(self, actions: Any) -> None:
@@ -60,10 +60,7 @@ class RowRecorder:
             return
         recorder.in_flight = True
         try:
-            if self._sent:
-                recorder.forget_actions()
-            recorder.digests += b"".join(self._actions.rows(actions))
-            self._sent = True
+            self._sent = b"".join(self._actions.rows(actions))
             if self._keep:
                 self._sent_values = _copies(self._actions.batch_values(actions))
         except BaseException as error:
@@ -83,34 +80,31 @@ class RowRecorder:
         if not recorder.recording:
             return
         try:
-            if not self._sent:
+            h_act, self._sent = self._sent, None
+            if h_act is None:
                 raise LedgerError("a step came back that was never sent: step this vector env through the ledger alone.")
-            self._sent = False
             observations, rewards, terminated, truncated, final = unpacked(result)
             h_obs = b"".join(self._observations.rows(observations))
             terminated_ = np.asarray(terminated, bool).tobytes()
             truncated_ = np.asarray(truncated, bool).tobytes()
             rewards_ = np.asarray(rewards, np.float64).tobytes()
-            sent = len(recorder.digests) - 16 * len(recorder.reward)
-            if not (sent == len(h_obs) == len(rewards_) == 8 * n and len(terminated_) == len(truncated_) == n):
+            if not (len(h_act) == len(h_obs) == len(rewards_) == 8 * n and len(terminated_) == len(truncated_) == n):
                 raise LedgerError(f"a step of {n} environments came with another number of actions, observations, rewards or flags.")
             values = _copies(self._observations.batch_values(observations)) if self._keep else []
-            ended = None
+            ended = flags = None
             if terminated_ != self._no_flags or truncated_ != self._no_flags:
                 # TERMINATED_FLAG is 1 << 1, TRUNCATED_FLAG 1 << 2
-                flags = self._steps | int.from_bytes(terminated_, "little") << 1 | int.from_bytes(truncated_, "little") << 2
-                recorder.marks.append((recorder.rows, flags.to_bytes(n, "little")))
+                bits = self._steps | int.from_bytes(terminated_, "little") << 1 | int.from_bytes(truncated_, "little") << 2
+                flags = bits.to_bytes(n, "little")
                 if self._same_step:
                     ended = [env for env in range(n) if terminated_[env] or truncated_[env]]
                     h_reset, reset_values = h_obs, values
                     h_obs, values = self._with_final(h_obs, values, ended, final)
-            recorder.digests += h_obs
-            recorder.reward.frombytes(rewards_)
+            recorder.append(h_act + h_obs + rewards_, flags)
             if self._keep:
                 recorder.keep_rows(values, self._sent_values)
             if ended is not None:
                 self._reset_row(h_reset, reset_values, bytes(RESET_FLAG if env in ended else ABSENT for env in range(n)))
-            self._count()
         except BaseException as error:
             recorder.fail(error)
 
@@ -134,35 +128,25 @@ class RowRecorder:
         """Record a reset of every environment, or of those in the mask, ``(n,)`` bool."""
         recorder, n = self.recorder, self._n
         recorder.in_flight = False
-        self._sent = False
+        self._sent = None
         if not recorder.recording:
             recorder.used_after_close()
             return
         try:
-            recorder.forget_actions()
             h_obs = b"".join(self._observations.rows(observations))
             if len(h_obs) != 8 * n:
                 raise LedgerError(f"a reset of {n} environments came with {len(h_obs) // 8} observations.")
             values = _copies(self._observations.batch_values(observations)) if self._keep else []
             flags = self._reset_flags if mask is None else bytes(RESET_FLAG if mask[env] else ABSENT for env in range(n))
             self._reset_row(h_obs, values, flags)
-            self._count()
         except BaseException as error:
             recorder.fail(error)
 
     def _reset_row(self, h_obs: bytes, values: list[Any], flags: bytes) -> None:
         recorder = self.recorder
-        recorder.marks.append((recorder.rows, flags))
-        recorder.digests += self._no_actions + h_obs
-        recorder.reward.frombytes(self._no_rewards)
+        recorder.append(self._no_actions + h_obs + self._no_rewards, flags)
         if self._keep:
             recorder.keep_rows(values, [])
-
-    def _count(self) -> None:
-        recorder = self.recorder
-        recorder.left -= 1
-        if recorder.left <= 0:
-            recorder.tick()
 
 
 #: A step as `RowRecorder.receive` takes it apart.

@@ -918,13 +918,9 @@ n = 64
 space = SpaceDigest(spaces.Discrete(4))
 meta = describe("vector", space, space, [StreamKey(env=env) for env in range(n)], reward_dtype=np.float32, digest="xxh3_64")
 recorder = Recorder(Path(sys.argv[1]) / "trainer.npz", meta)
-digests, rewards = bytes(range(16)) * n, bytes(8 * n)
+row = bytes(range(16)) * n + bytes(8 * n)
 for _ in range(int(sys.argv[2]) // n):
-    recorder.digests += digests
-    recorder.reward.frombytes(rewards)
-    recorder.left -= 1
-    if not recorder.left:
-        recorder.tick()
+    recorder.append(row)
 recorder.close()
 print(peak())
 """
