@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Edit", "align"]
+__all__ = ["RESYNC", "Edit", "align", "edit_end"]
 
 #: Equal events in a row after which two sequences are taken to agree again.
 RESYNC = 6
@@ -53,7 +53,7 @@ def align(first: Keys, second: Keys, like: tuple[Keys, Keys] | None = None) -> I
     """
     last: Edit | None = None
     for edit in _edits(first, second, like):
-        if last is not None and last.kind == edit.kind and _end(last) == (edit.first, edit.second):
+        if last is not None and last.kind == edit.kind and edit_end(last) == (edit.first, edit.second):
             last = last._replace(length=last.length + edit.length)
             continue
         if last is not None:
@@ -63,7 +63,8 @@ def align(first: Keys, second: Keys, like: tuple[Keys, Keys] | None = None) -> I
         yield last
 
 
-def _end(edit: Edit) -> tuple[int, int]:
+def edit_end(edit: Edit) -> tuple[int, int]:
+    """Where both sequences go on behind an edit."""
     return (
         edit.first + (edit.length if edit.kind != "extra" else 0),
         edit.second + (edit.length if edit.kind != "lost" else 0),
@@ -87,7 +88,7 @@ def _edits(first: Keys, second: Keys, like: tuple[Keys, Keys] | None) -> Iterato
             window = WINDOW if agree else min(2 * window, 1 << 20)
         for edit in found:
             yield edit
-            i, j = _end(edit)
+            i, j = edit_end(edit)
     if i < len(first):
         yield Edit("lost", i, j, len(first) - i)
     if j < len(second):

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from .errors import LedgerError
-from .events import event_hop
+from .events import EventHop
 from .format import JOURNAL, SEALED
 from .ledger import ForeignFileError, Ledger, find, read
 from .result import Comparison, Counter, Difference, Hop, Progress, Tally
-from .transitions import transition_hop
+from .transitions import TransitionHop
 
-__all__ = ["TAPS", "compare"]
+__all__ = ["TAPS", "Comparer", "compare"]
 
 #: The taps, in the order in which data passes them.
 TAPS = ["env", "vector", "episode", "learner"]
@@ -90,36 +90,75 @@ def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
 def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None) -> Comparison:
     """Compare the ledgers of one run, whatever taps they are of."""
     ledgers, left_out = _of_one_run(_without_conflicts(ledgers))
-    groups: dict[str, list[Ledger]] = {}
-    for ledger in ledgers:
-        groups.setdefault(ledger.meta.get("group", ""), []).append(ledger)
-    taps = {group: {tap: some for tap in TAPS if (some := [one for one in groups[group] if one.meta["tap"] == tap])} for group in groups}
-    counter = Counter(sum(ledger.events for by_tap in taps.values() for tap in [*by_tap][:-1] for ledger in by_tap[tap]), progress)
-    hops: list[Hop] = []
-    differences: list[Difference] = []
-    for group, by_tap in sorted(taps.items()):
-        present = [*by_tap]
-        if len(present) < 2:
-            what = f"only ledgers of the tap {present[0]!r}" if present else "no ledgers of a known tap"
-            raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
-        expected = {tap for some in by_tap.values() for ledger in some for tap in ledger.meta.get("taps", [])}
-        for first, second in itertools.pairwise(tap for tap in TAPS if tap in by_tap or tap in expected):
-            name = f"{group}: {first} -> {second}" if group else f"{first} -> {second}"
-            missing = [tap for tap in (first, second) if tap not in by_tap]
-            if missing:
-                hops.append(Tally(name).hop((f"{name}: there is no ledger of the tap {missing[0]!r}, which this run had",), {}))
-                continue
-            hop_of = transition_hop if second == "learner" else event_hop
-            hop, found = hop_of(name, by_tap[first], by_tap[second], counter)
-            hops.append(hop)
-            differences += found
-    counter.finish()
-    if not any(hop.streams for hop in hops):
-        unpaired = [sentence for hop in hops for sentence in hop.unpaired] or ["no environment is on both sides"]
+    comparer = Comparer()
+    comparer.add(ledgers)
+    comparison = comparer.compare(end=True, progress=progress)
+    if not any(hop.streams for hop in comparison.hops):
+        unpaired = [sentence for hop in comparison.hops for sentence in hop.unpaired] or ["no environment is on both sides"]
         raise LedgerError(f"{unpaired[0]}; nothing was compared.")
     if left_out:
-        hops[0] = replace(hops[0], notes=(*hops[0].notes, left_out))
-    return Comparison(tuple(hops), tuple(differences))
+        first, *others = comparison.hops
+        return replace(comparison, hops=(replace(first, notes=(*first.notes, left_out)), *others))
+    return comparison
+
+
+class Comparer:
+    """Compares the ledgers of one run, whose events may come in parts: what was compared is dropped."""
+
+    def __init__(self) -> None:
+        self._new: dict[str, dict[str, list[Ledger]]] = {}
+        self._taps: dict[str, set[str]] = {}
+        self._expected: dict[str, set[str]] = {}
+        self._hops: dict[tuple[str, str, str], EventHop | TransitionHop] = {}
+
+    def add(self, ledgers: Sequence[Ledger]) -> None:
+        """Take ledgers, or further events of them: parts of one ledger have the same path."""
+        for ledger in ledgers:
+            group, tap = ledger.meta.get("group", ""), ledger.meta["tap"]
+            if tap in TAPS:
+                self._new.setdefault(group, {}).setdefault(tap, []).append(ledger)
+                self._taps.setdefault(group, set()).add(tap)
+            else:
+                self._taps.setdefault(group, set())
+            self._expected.setdefault(group, set()).update(ledger.meta.get("taps", []))
+
+    def compare(self, end: bool, progress: Progress | None = None) -> Comparison:
+        """Compare what has come.
+
+        Args:
+            end: Nothing more will come.
+            progress: Called with the number of events done and the number of all.
+
+        Returns:
+            What was found so far.
+
+        Raises:
+            LedgerError: There is no second side, or the two sides were recorded with different settings.
+        """
+        counter = Counter(self._events(), progress)
+        results: list[tuple[Hop, list[Difference]]] = []
+        for group, present in sorted(self._taps.items()):
+            if len(present) < 2 and end:
+                what = f"only ledgers of the tap {min(present)!r}" if present else "no ledgers of a known tap"
+                raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
+            new = self._new.pop(group, {})
+            for first, second in itertools.pairwise(tap for tap in TAPS if tap in present | self._expected[group]):
+                name = f"{group}: {first} -> {second}" if group else f"{first} -> {second}"
+                hop = self._hops.setdefault((group, first, second), TransitionHop(name) if second == "learner" else EventHop(name))
+                hop.add(new.get(first, []), new.get(second, []))
+                hop.compare(end, counter)
+                absent = [tap for tap in (first, second) if tap not in present]
+                if absent and end:
+                    missed = f"{name}: there is no ledger of the tap {absent[0]!r}, which this run had"
+                    results.append((Tally(name).hop((missed,), {}), []))
+                else:
+                    results.append(hop.result())
+        counter.finish()
+        return Comparison(tuple(hop for hop, _ in results), tuple(difference for _, found in results for difference in found))
+
+    def _events(self) -> int:
+        """Number of events that have come, of all first sides."""
+        return sum(ledger.events for by_tap in self._new.values() for tap in sorted(by_tap, key=TAPS.index)[:-1] for ledger in by_tap[tap])
 
 
 def _of_one_run(ledgers: Sequence[Ledger]) -> tuple[list[Ledger], str]:

@@ -9,86 +9,202 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .align import Edit, align
+from .align import RESYNC, Edit, align, edit_end
 from .digest import MISSING
-from .format import RESET, STEP
+from .errors import LedgerError
+from .format import RESET, STEP, StreamKey
 from .ledger import Ledger, Stream
-from .pairs import check_settings, paired, stream_name, taps_of
+from .pairs import check_settings, stream_name, taps_of
 from .result import KEPT, Counter, Difference, Hop, Tally
 
-__all__ = ["event_hop"]
+__all__ = ["EventHop"]
 
 #: Fields of an event -> their columns.
 FIELDS = {"kind": "kind", "action": "h_act", "obs": "h_obs", "reward": "h_rew", "terminated": "terminated", "truncated": "truncated"}
 
+#: Events in a row without an agreement between two sides of which more is to come, after which they are taken to differ.
+_UNDECIDED = 64
 
-def event_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger], counter: Counter) -> tuple[Hop, list[Difference]]:
-    """Compare two taps that both record resets and steps."""
-    pairs, unpaired = paired(name, firsts, seconds)
-    tally = Tally(name)
-    differences: list[Difference] = []
-    notes: dict[str, str] = {}
-    for first_ledger, first, second_ledger, second in pairs:
-        check_settings(first_ledger, second_ledger)
-        pair = _Pair(tally, first_ledger, first, second_ledger, second)
-        differences += pair.compare()
-        notes.update(pair.notes)
-        tally.notes += [note for note in second_ledger.meta.get("notes", []) if note not in tally.notes]
-        counter.add(len(first))
-    return tally.hop(unpaired, notes), differences
+
+class EventHop:
+    """Compares two taps that both record resets and steps. Their events may come in parts; what was compared is dropped.
+
+    Args:
+        name: ``"env -> vector"``, with a group in front of it where there is one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tally = Tally(name)
+        self._pairs: dict[StreamKey, _Pair] = {}
+        self._ended = False
+
+    def add(self, firsts: Sequence[Ledger], seconds: Sequence[Ledger]) -> None:
+        """Take further events of both taps.
+
+        Raises:
+            LedgerError: Two ledgers of a tap have the same stream.
+        """
+        for side, ledgers in enumerate((firsts, seconds)):
+            for ledger in ledgers:
+                for key, stream in ledger.streams.items():
+                    if key not in self._pairs:
+                        self._pairs[key] = _Pair(self, self._tally, key)
+                    self._pairs[key].add(side, ledger, stream)
+
+    def compare(self, end: bool, counter: Counter) -> None:
+        """Compare what has come.
+
+        Args:
+            end: Nothing more will come. Otherwise what one side has more than the other at its end waits for its counterpart.
+            counter: Counts the events of the first side.
+
+        Raises:
+            LedgerError: Two sides were recorded with different settings.
+        """
+        self._ended = end
+        pairs = [self._pairs[key] for key in sorted(self._pairs)]
+        for pair in pairs:
+            counter.add(pair.compare(end))
+        for pair in pairs:
+            pair.forget()
+
+    def result(self) -> tuple[Hop, list[Difference]]:
+        """What was found so far."""
+        pairs = [self._pairs[key] for key in sorted(self._pairs)]
+        notes = {name: note for pair in pairs for name, note in pair.notes.items()}
+        unpaired = tuple(sentence for pair in pairs if self._ended and (sentence := pair.unpaired()))
+        return self._tally.hop(unpaired, notes), [difference for pair in pairs for difference in pair.kept]
+
+    def rows(self, ledger: Ledger) -> list[Stream]:
+        """The open windows of all streams of a ledger of the first side."""
+        return [pair.windows[0] for pair in self._pairs.values() if pair.is_of(ledger)]
 
 
 class _Pair:
-    """The two sides of one stream."""
+    """The two sides of one stream, each a window of events that were not compared yet."""
 
-    def __init__(self, tally: Tally, first_ledger: Ledger, first: Stream, second_ledger: Ledger, second: Stream) -> None:
+    def __init__(self, hop: EventHop, tally: Tally, key: StreamKey) -> None:
+        self.hop = hop
         self.tally = tally
-        self.first, self.second = first, second
-        self.first_ledger, self.second_ledger = first_ledger, second_ledger
-        # What the second tap's ledger says about its fields: one that is compared in another column, or that can't be compared.
-        said = second_ledger.meta.get("fields", {})
-        self.notes = {name: one.get("skip") or one["note"] for name, one in said.items() if "skip" in one or "note" in one}
-        self.a = {name: first.data[column] for name, column in FIELDS.items()}
-        self.b = {name: second.data[said.get(name, {}).get("column", column)] for name, column in FIELDS.items()}
-        self.fields = [name for name in FIELDS if "skip" not in said.get(name, {})]
-        if second_ledger.meta.get("flags") == "exclusive":
-            # Stable-Baselines3 delivers one flag for both: TimeLimit.truncated is "truncated and not terminated".
-            self.a["truncated"] = self.a["truncated"] & ~self.a["terminated"]
-            self.notes["truncated"] = "where terminated is not set, as Stable-Baselines3 delivers it"
+        self.key = key
+        self.windows = [Stream(key, {}), Stream(key, {})]
+        self.notes: dict[str, str] = {}
         self.kept: list[Difference] = []
-        self.count = 0
-        self.unknown = ""
+        self._ledgers: list[Ledger | None] = [None, None]
+        self._count = 0
+        self._unknown = ""
+        self._begun = False
+        # Whether an event would follow whose flags ended the episode on one side only.
+        self._flipped = False
+        self._compared = (0, 0)
 
-    def compare(self) -> list[Difference]:
-        tally, n = self.tally, min(len(self.first), len(self.second))
-        tally.streams += 1
-        if all(np.array_equal(self.a[name][:n], self.b[name][:n]) for name in self.fields):
-            self._count_compared(n, {})
-            edits: Iterable[Edit] = _tails(len(self.first), len(self.second))
+    def add(self, side: int, ledger: Ledger, stream: Stream) -> None:
+        before = self._ledgers[side]
+        if before is None:
+            self.windows[side] = stream
+        elif before.path != ledger.path:
+            raise LedgerError(
+                f"{ledger.path} and {before.path} both hold {stream_name(self.key)}: name a directory with the ledgers of one run."
+            )
         else:
-            edits = self._align()
-        flipped: tuple[int, int] | None = None  # where an event would follow whose flags ended the episode on one side only
+            self.windows[side] = self.windows[side] + stream
+        self._ledgers[side] = ledger
+
+    def is_of(self, ledger: Ledger) -> bool:
+        return self._ledgers[0] is not None and self._ledgers[0].path == ledger.path
+
+    def unpaired(self) -> str:
+        """A sentence if only one side has this stream."""
+        for tap, ledger, window in zip(taps_of(self.tally.name)[::-1], self._ledgers, self.windows):
+            events = window.begin + len(window)
+            if ledger is not None and None in self._ledgers and events:
+                return f"{stream_name(self.key)} has {events:,} events in {ledger.path} and no ledger at the tap {tap!r}"
+        return ""
+
+    def compare(self, end: bool) -> int:
+        """Compare the windows; the number of events of the first side that this has dealt with."""
+        first_ledger, second_ledger = self._ledgers
+        if first_ledger is None or second_ledger is None:
+            return len(self.windows[0])
+        self._open(first_ledger, second_ledger)
+        edits = self._edits()
+        self._compared = len(self.first), len(self.second)
+        if not end:
+            edits, self._compared = self._decided(edits)
+        self._count_compared(self._compared[0] - sum(edit.length for edit in edits if edit.kind != "extra"), {})
+        count = self._count
+        flipped = (0, 0) if self._flipped else None
         for edit in edits:
             if edit.kind == "changed":
                 flipped = self._changed(edit, flipped)
             else:
                 self._unmatched(edit, flipped)
                 flipped = None
-        for ledger, tap in zip((self.first_ledger, self.second_ledger), taps_of(tally.name)):
-            if ledger.open_end and not self.unknown:
-                self.unknown = f"what came after its last event can't be compared, because the ledger of the tap {tap!r} has no end"
-        if self.unknown:
-            tally.unknown.append(f"{stream_name(self.first.key)}: {self.unknown}")
-        tally.add(self.first.key, self.count)
-        return self.kept
+        self._flipped = flipped == self._compared
+        if end:
+            self._end()
+        self.tally.add(self.key, self._count - count)
+        return self._compared[0]
 
-    def _align(self) -> list[Edit]:
+    def _edits(self) -> list[Edit]:
+        n = min(len(self.first), len(self.second))
+        if all(np.array_equal(self.a[name][:n], self.b[name][:n]) for name in self.fields):
+            return _tails(len(self.first), len(self.second))
         same_call = [name for name in ("kind", "action") if name in self.fields]
         like = self._keys(self.a, same_call), self._keys(self.b, same_call)
-        edits = list(align(self._keys(self.a, self.fields), self._keys(self.b, self.fields), like))
-        equal = len(self.first) - sum(edit.length for edit in edits if edit.kind != "extra")
-        self._count_compared(equal, {})
-        return edits
+        return list(align(self._keys(self.a, self.fields), self._keys(self.b, self.fields), like))
+
+    def _decided(self, edits: list[Edit]) -> tuple[list[Edit], tuple[int, int]]:
+        """The edits that what is still to come won't change, and where the events that are dealt with end on both sides.
+
+        An edit is decided when the two sides agree again behind it, or disagree for so long that this is what there is to say.
+        """
+        ends = cut = len(self.first), len(self.second)
+        open_ = len(edits)
+        while open_:
+            stop = edit_end(edits[open_ - 1])
+            if min(cut[0] - stop[0], cut[1] - stop[1]) >= RESYNC:
+                break
+            open_ -= 1
+            cut = edits[open_].first, edits[open_].second
+        if min(ends[0] - cut[0], ends[1] - cut[1]) <= _UNDECIDED:
+            return edits[:open_], cut
+        last = edits[-1]
+        return (edits, ends) if last.kind == "changed" or self._shorter(last) is None else (edits[:-1], (last.first, last.second))
+
+    def _open(self, first_ledger: Ledger, second_ledger: Ledger) -> None:
+        check_settings(first_ledger, second_ledger)
+        self.first_ledger, self.second_ledger = first_ledger, second_ledger
+        self.first, self.second = self.windows
+        # What the second tap's ledger says about its fields: one that is compared in another column, or that can't be compared.
+        said = second_ledger.meta.get("fields", {})
+        self.notes = {name: one.get("skip") or one["note"] for name, one in said.items() if "skip" in one or "note" in one}
+        self.a = {name: self.first.data[column] for name, column in FIELDS.items()}
+        self.b = {name: self.second.data[said.get(name, {}).get("column", column)] for name, column in FIELDS.items()}
+        self.fields = [name for name in FIELDS if "skip" not in said.get(name, {})]
+        if second_ledger.meta.get("flags") == "exclusive":
+            # Stable-Baselines3 delivers one flag for both: TimeLimit.truncated is "truncated and not terminated".
+            self.a["truncated"] = self.a["truncated"] & ~self.a["terminated"]
+            self.notes["truncated"] = "where terminated is not set, as Stable-Baselines3 delivers it"
+        if not self._begun:
+            self._begun = True
+            self.tally.streams += 1
+            self.tally.notes += [note for note in second_ledger.meta.get("notes", []) if note not in self.tally.notes]
+
+    def _end(self) -> None:
+        for ledger, tap in zip((self.first_ledger, self.second_ledger), taps_of(self.tally.name)):
+            if ledger.open_end and not self._unknown:
+                self._unknown = f"what came after its last event can't be compared, because the ledger of the tap {tap!r} has no end"
+        if self._unknown:
+            self.tally.unknown.append(f"{stream_name(self.key)}: {self._unknown}")
+
+    def forget(self) -> None:
+        """Drop what was compared."""
+        if self._begun:
+            self.windows = [window.after(events) for window, events in zip(self.windows, self._compared)]
+            self.first, self.second = self.windows
+            self.a, self.b, self._compared = {}, {}, (0, 0)
 
     def _count_compared(self, events: int, different: dict[str, int]) -> None:
         self.tally.events += events
@@ -114,7 +230,7 @@ class _Pair:
         different = np.logical_or.reduce(list(unequal.values()))
         self._count_compared(int((~follows | different).sum()), {name: int(mask.sum()) for name, mask in unequal.items()})
         positions = np.flatnonzero(different)
-        self.count += len(positions)
+        self._count += len(positions)
         for at in positions[: max(0, KEPT - len(self.kept))].tolist():
             names = tuple(name for name in self.fields if unequal[name][at])
             self.kept.append(self._difference("changed", names, edit.first + at, edit.second + at))
@@ -130,7 +246,7 @@ class _Pair:
             begin, length = begin + 1, length - 1
         if not length or self._at_open_end(edit) or self._cut_off(edit) or self._still_to_come(edit):
             return
-        self.count += 1
+        self._count += 1
         if lost:
             self.tally.lost += length
         else:
@@ -152,13 +268,13 @@ class _Pair:
             return False
         ledger, tap = shorter
         if ledger.open_end:
-            self.unknown = f"the last {_events(edit.length)} can't be compared, because the ledger of the tap {tap!r} has no end"
+            self._unknown = f"the last {_events(edit.length)} can't be compared, because the ledger of the tap {tap!r} has no end"
             return True
         side, begin = (self.a, edit.first) if edit.kind == "lost" else (self.b, edit.second)
         # In same-step mode a step that ended its episode brought a reset with it.
         one = edit.length == 1 or side["kind"][begin:].tolist() == [STEP, RESET]
         if one and ledger.meta.get("in_flight"):
-            self.tally.notes.append(f"{stream_name(self.first.key)}: its last event was still under way when the tap {tap!r} was closed")
+            self.tally.notes.append(f"{stream_name(self.key)}: its last event was still under way when the tap {tap!r} was closed")
             return True
         return False
 
@@ -166,7 +282,7 @@ class _Pair:
         """Whether these events are the end of a stream whose other side was written by ``flush()``, and is still recording."""
         if (shorter := self._shorter(edit)) is None or shorter[0].meta.get("closed"):
             return False
-        self.unknown = (
+        self._unknown = (
             f"the last {_events(edit.length)} can't be compared, because the tap {shorter[1]!r} was flushed before, and not closed"
         )
         return True
@@ -187,14 +303,15 @@ class _Pair:
         if len(ended):
             if not self.second_ledger.meta.get("whole_episodes") or ended[0] < stop - begin - 1 or self.a["kind"][begin] != RESET:
                 return False
-            streams = self.first_ledger.streams.values()  # each row of a vector env has one event of each
-            if not all(len(one) == stop or (len(one) > stop and one.data["kind"][stop] == RESET) for one in streams):
+            # Each row of a vector env has one event of each stream.
+            rows = [(one, self.first.begin + stop - one.begin) for one in self.hop.rows(self.first_ledger)]
+            if not all(len(one) == row or (0 <= row < len(one) and one.data["kind"][row] == RESET) for one, row in rows):
                 return False
         if stop < len(self.first) and self.a["kind"][stop] != RESET:
             return False
         steps = int((self.a["kind"][begin:stop] == STEP).sum())
         if steps:
-            self.tally.notes.append(f"{stream_name(self.first.key)}: {steps:,} steps of an episode that was cut off never left the sampler")
+            self.tally.notes.append(f"{stream_name(self.key)}: {steps:,} steps of an episode that was cut off never left the sampler")
         return True
 
     def _keys(self, data: dict[str, npt.NDArray[Any]], fields: Iterable[str]) -> npt.NDArray[np.uint64]:
@@ -207,8 +324,7 @@ class _Pair:
         return keys
 
     def _difference(self, kind: str, fields: tuple[str, ...], i: int, j: int, events: int = 1) -> Difference:
-        episode, step = self._place(i)
-        key = self.first.key
+        (episode, step), key = self._place(i), self.key
         difference = Difference(self.tally.name, key.env, episode, step, fields, kind, events=events, runner=key.runner, agent=key.agent)
         if kind != "changed":
             return difference
@@ -225,7 +341,8 @@ class _Pair:
         if i < len(self.first):
             return int(columns["episode"][i]), int(columns["step"][i])
         if not len(self.first):
-            return 0, 0
+            episode, step = self.first.last or (0, -1)
+            return episode, step + 1
         return int(columns["episode"][-1]), int(columns["step"][-1]) + 1
 
     def _texts(self, name: str, i: int, j: int) -> tuple[str, str]:

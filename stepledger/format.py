@@ -114,10 +114,19 @@ class EpisodeCounter:
     """Numbers the events of one stream: episodes from 0 at the first reset, steps from 0 at each reset.
 
     A stream that begins with a step (recording began within an episode) counts that episode as 0 too.
+
+    Args:
+        last: Episode and step of the event before, where there was one.
     """
 
-    def __init__(self) -> None:
-        self._episode, self._step, self._begun = 0, -1, False
+    def __init__(self, last: tuple[int, int] | None = None) -> None:
+        self._episode, self._step = (0, -1) if last is None else last
+        self._begun = last is not None
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """Episode and step of the last event that was counted."""
+        return (self._episode, self._step) if self._begun else None
 
     def count(self, kind: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Episode and step of the next events of the stream."""

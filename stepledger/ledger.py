@@ -37,14 +37,52 @@ class Stream:
         key: Whose they are.
         data: The recorded columns, each of length n.
         values: With ``keep_values``, for each ``values_obs_{j}`` and ``values_act_{j}`` one row per event, or a list of JSON texts.
+        begin: Number of events that came before these, and are not here.
+        last: Episode and step of the last one of them.
     """
 
     key: StreamKey
     data: Mapping[str, npt.NDArray[Any]] = field(repr=False)
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    begin: int = 0
+    last: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        return len(self.data["kind"])
+        return len(self.data.get("kind", ()))
+
+    def after(self, events: int) -> Stream:
+        """The stream without its first events."""
+        if not events:
+            return self
+        counter = EpisodeCounter(self.last)
+        counter.count(self.data["kind"][:events])
+        # Copies: what is left must not keep all of it in memory.
+        data = {name: column[events:].copy() for name, column in self.data.items()}
+        values = {name: column[events:] if isinstance(column, list) else column[events:].copy() for name, column in self.values.items()}
+        return Stream(self.key, data, values, self.begin + events, counter.last)
+
+    def until(self, events: int) -> Stream:
+        """The first events of the stream."""
+        return replace(
+            self,
+            data={name: column[:events] for name, column in self.data.items()},
+            values={name: column[:events] for name, column in self.values.items()},
+        )
+
+    def __add__(self, later: Stream) -> Stream:
+        """The stream with what came behind it."""
+        if not len(self):
+            return replace(later, begin=self.begin, last=self.last)
+        if not len(later):
+            return self
+        return replace(
+            self,
+            data={name: np.concatenate([column, later.data[name]]) for name, column in self.data.items()},
+            values={
+                name: [*column, *later.values[name]] if isinstance(column, list) else np.concatenate([column, later.values[name]])
+                for name, column in self.values.items()
+            },
+        )
 
     @cached_property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -52,7 +90,7 @@ class Stream:
 
         ``h_rew`` is uint64 here whatever the reward dtype.
         """
-        episode, step = EpisodeCounter().count(self.data["kind"])
+        episode, step = EpisodeCounter(self.last).count(self.data["kind"])
         return {**self.data, "h_rew": self.data["h_rew"].astype(np.uint64), "episode": episode, "step": step}
 
 

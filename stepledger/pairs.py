@@ -1,44 +1,14 @@
-"""Which streams are compared with which, and whether they may be."""
+"""What the two sides of a hop are called, and whether they may be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from .errors import LedgerError
 from .format import StreamKey
-from .ledger import Ledger, Stream
+from .ledger import Ledger
 
-__all__ = ["check_settings", "paired", "stream_name", "taps_of"]
-
-
-def paired(
-    name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger]
-) -> tuple[list[tuple[Ledger, Stream, Ledger, Stream]], tuple[str, ...]]:
-    """The streams that both sides have, and a sentence for each that only one has."""
-    sides = []
-    for ledgers in (firsts, seconds):
-        streams: dict[StreamKey, tuple[Ledger, Stream]] = {}
-        for ledger in ledgers:
-            for key, stream in ledger.streams.items():
-                if key in streams:
-                    raise LedgerError(
-                        f"{ledger.path} and {streams[key][0].path} both hold {stream_name(key)}: name a directory with the ledgers of one "
-                        "run."
-                    )
-                streams[key] = (ledger, stream)
-        sides.append(streams)
-    pairs, unpaired = [], []
-    for key in sorted({**sides[0], **sides[1]}):
-        if key in sides[0] and key in sides[1]:
-            pairs.append((*sides[0][key], *sides[1][key]))
-        else:
-            there, missing = (0, 1) if key in sides[0] else (1, 0)
-            ledger, stream = sides[there][key]
-            if len(stream):
-                tap = taps_of(name)[missing]
-                unpaired.append(f"{stream_name(key)} has {len(stream):,} events in {ledger.path} and no ledger at the tap {tap!r}")
-    return pairs, tuple(unpaired)
+__all__ = ["check_settings", "stream_name", "taps_of"]
 
 
 def taps_of(hop: str) -> list[str]:

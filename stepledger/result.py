@@ -187,8 +187,8 @@ class Tally:
     name: str
     events: int = 0
     streams: int = 0
-    streams_different: int = 0
     differences: int = 0
+    different_keys: set[StreamKey] = field(default_factory=set)
     compared: dict[str, int] = field(default_factory=dict)
     different: dict[str, int] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -201,8 +201,8 @@ class Tally:
     def add(self, key: StreamKey, differences: int) -> None:
         """Count differences of a stream; those of all incarnations of its runner together."""
         self.differences += differences
-        self.streams_different += differences > 0
         if differences:
+            self.different_keys.add(key)
             which = (key.runner, key.env, key.agent)
             self.by_stream[which] = self.by_stream.get(which, 0) + differences
 
@@ -217,14 +217,14 @@ class Tally:
             self.name,
             self.events,
             self.streams,
-            self.streams_different,
+            len(self.different_keys),
             self.differences,
             fields,
             tuple(self.unknown),
             tuple(self.notes),
             unpaired,
-            self.coverage,
-            tuple(StreamResult(*which, count) for which, count in self.by_stream.items()),
+            dict(self.coverage),
+            tuple(StreamResult(*which, count) for which, count in sorted(self.by_stream.items())),
             self.lost,
             self.extra,
         )

@@ -9,20 +9,26 @@ sampled must be here once; elsewhere it is counted how often each was.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .errors import LedgerError
 from .format import STEP, Meta, StreamKey
 from .ledger import Ledger, Stream
-from .pairs import check_settings
+from .pairs import check_settings, stream_name
 from .result import KEPT, Counter, Difference, Hop, Tally
 
-__all__ = ["transition_hop"]
+__all__ = ["TransitionHop"]
 
 #: Fields of a transition.
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+
+#: Rounds after which an asynchronous learner has learned from a step or dropped it.
+_ROUNDS = 8
 
 #: Sampled steps that hold the same and are tried for one learned transition.
 _CANDIDATES = 16
@@ -31,66 +37,167 @@ Columns = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
 
 
-def transition_hop(name: str, firsts: Sequence[Ledger], seconds: Sequence[Ledger], counter: Counter) -> tuple[Hop, list[Difference]]:
-    """Compare the episodes that left the samplers with the transitions that learners consumed."""
-    for second in seconds:
-        check_settings(firsts[0], second)
-    tally = Tally(name)
-    sampled = _Sampled(firsts)
-    learned = _concatenate([_learned(stream) for ledger in seconds for stream in ledger.streams.values()])
-    at = sampled.find(learned, seconds[0].meta)
-    differences = _Differences(tally, sampled)
-    times = np.zeros(len(sampled), np.int64)
-    found = np.flatnonzero(at >= 0)
-    if len(found):
-        _compare(tally, differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], seconds[0].meta)
-        np.add.at(times, at[found], 1)
-    foreign = np.flatnonzero(at < 0)
-    missing = {runner for ledger in seconds for runner in ledger.meta.get("runners", [])} - {one.key.runner for one in sampled.streams}
-    open_end = next((ledger for ledger in firsts if ledger.open_end), None)
-    if len(foreign) and (missing or open_end):
-        # What a sampler gave and its ledger lost with its last block can't be told from what none gave.
-        why = f"{open_end.path} has no end" if open_end else f"runner {min(missing)} left no ledger"
-        tally.unknown.append(f"where {len(foreign):,} learned transitions came from: {why}")
-    else:
-        differences.never_sampled(foreign, learned)
-    _completeness(tally, differences, times, sampled, seconds)
-    counter.add(len(sampled))
-    tally.streams = sum(bool(len(stream)) for stream in sampled.streams)
-    for key, count in differences.streams.items():
-        tally.add(key, count)
-    return tally.hop((), _notes(learned, seconds[0].meta)), differences.kept
+class TransitionHop:
+    """Compares what left the samplers with what learners consumed. Both may come in parts.
+
+    Sampled steps are kept until they can't be learned from any more: with a replay buffer as many as it holds, else those of the last
+    rounds. A learned transition is dropped as soon as its step was found.
+
+    Args:
+        name: ``"episode -> learner"``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tally = Tally(name)
+        self._tally.coverage = {"sampled": 0, "learned_once": 0, "learned_more_than_once": 0, "never_learned": 0}
+        self._differences = _Differences(self._tally)
+        self._windows: dict[StreamKey, _Window] = {}
+        self._learners: dict[Path, Ledger] = {}
+        self._learned: list[Columns] = []
+        self._notes: dict[str, str] = {}
+        self._longest = 1
+        self._open_coverage: dict[str, int] = {}
+
+    def add(self, firsts: Sequence[Ledger], seconds: Sequence[Ledger]) -> None:
+        """Take further events of the samplers and further transitions of the learners.
+
+        Raises:
+            LedgerError: Two ledgers hold the same stream.
+        """
+        for ledger in firsts:
+            for key, stream in ledger.streams.items():
+                window = self._windows.get(key)
+                if window is None:
+                    self._windows[key] = _Window(ledger, stream)
+                else:
+                    window.add(ledger, stream)
+        for ledger in seconds:
+            self._learners[ledger.path] = ledger
+            self._learned += [_learned(stream) for stream in ledger.streams.values()]
+
+    def compare(self, end: bool, counter: Counter) -> None:
+        """Compare what has come.
+
+        Args:
+            end: Nothing more will come. Otherwise a transition whose step is not there waits for it.
+            counter: Counts the sampled steps.
+
+        Raises:
+            LedgerError: Two sides were recorded with different settings.
+        """
+        if not self._windows or not self._learners:
+            return
+        windows, learners = [self._windows[key] for key in sorted(self._windows)], list(self._learners.values())
+        for learner in learners:
+            check_settings(windows[0].ledger, learner)
+        meta, sampled = learners[0].meta, _Sampled(windows)
+        learned = _concatenate(self._learned)
+        at = sampled.find(learned, meta)
+        found, foreign = np.flatnonzero(at >= 0), np.flatnonzero(at < 0)
+        if len(found):
+            _compare(self._tally, self._differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], meta)
+            np.add.at(sampled.times, at[found], 1)
+        self._longest = max(self._longest, int(learned["n"].max(initial=1)))
+        self._notes = _notes(self._longest, meta)
+        self._learned = [{field: column[foreign] for field, column in learned.items()}]
+        if end:
+            self._foreign(foreign, learned, sampled, learners)
+        done = np.ones(len(sampled), bool) if end else sampled.past(meta)
+        self._completeness(done, sampled, learners, end)
+        counter.add(len(sampled))
+        self._tally.streams = len({key for key, window in self._windows.items() if len(window.stream) or window.stream.begin})
+        self._differences.count()
+        sampled.forget(done)
+        self._open_coverage = _coverage(sampled.times[~done])
+
+    def _foreign(self, foreign: Ints, learned: Columns, sampled: _Sampled, learners: Sequence[Ledger]) -> None:
+        """Judge transitions whose step was not found."""
+        runners = {runner for ledger in learners for runner in ledger.meta.get("runners", [])}
+        missing = runners - {window.stream.key.runner for window in sampled.windows}
+        open_end = next((window.ledger for window in sampled.windows if window.ledger.open_end), None)
+        if len(foreign) and (missing or open_end):
+            # What a sampler gave and its ledger lost with its last block can't be told from what none gave.
+            why = f"{open_end.path} has no end" if open_end else f"runner {min(missing)} left no ledger"
+            self._tally.unknown.append(f"where {len(foreign):,} learned transitions came from: {why}")
+        else:
+            self._differences.never_sampled(foreign, learned, sampled)
+
+    def _completeness(self, done: npt.NDArray[np.bool_], sampled: _Sampled, learners: Sequence[Ledger], end: bool) -> None:
+        """How often the steps that are done with were learned from, and whether that is what the algorithm promises."""
+        times, tally = sampled.times, self._tally
+        for name, count in _coverage(times[done]).items():
+            tally.coverage[name] += count
+        never, again = np.flatnonzero(done & (times == 0)), np.flatnonzero(done & (times > 1))
+        open_end = [ledger for ledger in learners if ledger.open_end] if end else []
+        if open_end and len(never):
+            tally.unknown.append(f"whether {len(never):,} sampled steps were learned from: {open_end[0].path} has no end")
+        if all(ledger.meta.get("each_step_once") for ledger in learners):
+            undelivered = sampled.undelivered()
+            if undelivered[never].any():
+                tally.unknown.append(f"whether {int(undelivered[never].sum()):,} steps left their EnvRunners, which were killed")
+            if not open_end:
+                self._differences.ranges("lost", never[~undelivered[never]], sampled)
+            self._differences.ranges("extra", again, sampled)
+
+    def result(self) -> tuple[Hop, list[Difference]]:
+        """What was found so far; steps that may still be learned from are counted as they are now."""
+        hop = self._tally.hop((), self._notes)
+        coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}
+        return replace(hop, coverage=coverage), self._differences.kept
 
 
-def _notes(learned: Columns, meta: Meta) -> dict[str, str]:
+def _coverage(times: Ints) -> dict[str, int]:
+    return {
+        "sampled": len(times),
+        "learned_once": int((times == 1).sum()),
+        "learned_more_than_once": int((times > 1).sum()),
+        "never_learned": int((times == 0).sum()),
+    }
+
+
+class _Window:
+    """The events of a sampler's stream that may still be learned from.
+
+    Attributes:
+        ledger: Whose they are.
+        stream: The events; the first of them may only be there as the one before the next.
+        times: For each event, how often it was learned from.
+        settled: Number of events at the beginning that are done with.
+        arrived: Number of events that were there, from the first of all, after each of the last rounds.
+    """
+
+    def __init__(self, ledger: Ledger, stream: Stream) -> None:
+        self.ledger = ledger
+        self.stream = stream
+        self.times = np.zeros(len(stream), np.int64)
+        self.settled = 0
+        self.arrived: list[int] = []
+
+    def add(self, ledger: Ledger, stream: Stream) -> None:
+        if ledger.path != self.ledger.path:
+            raise LedgerError(
+                f"{ledger.path} and {self.ledger.path} both hold {stream_name(stream.key)}: name a directory with the ledgers of one run."
+            )
+        self.ledger = ledger
+        self.stream = self.stream + stream
+        self.times = np.concatenate([self.times, np.zeros(len(stream), np.int64)])
+
+    def forget(self, events: int) -> None:
+        """Drop the first events but for the last of them, from which the next one's transition begins."""
+        drop = max(0, events - 1)
+        self.stream = self.stream.after(drop)
+        self.times = self.times[drop:]
+        self.settled = events - drop
+
+
+def _notes(longest: int, meta: Meta) -> dict[str, str]:
     """By which known functions a side was taken before it was compared."""
     notes = {}
-    if (learned["n"] > 1).any():
-        notes["reward"] = f"summed over up to {int(learned['n'].max())} steps with gamma {meta.get('gamma')}"
+    if longest > 1:
+        notes["reward"] = f"summed over up to {longest} steps with gamma {meta.get('gamma')}"
     if meta.get("flags") == "exclusive":
         notes["truncated"] = "where terminated is not set, as RLlib's replay buffers keep it"
     return notes
-
-
-def _completeness(tally: Tally, differences: _Differences, times: Ints, sampled: _Sampled, seconds: Sequence[Ledger]) -> None:
-    """How often each sampled step was learned from, and whether that is what the algorithm promises."""
-    never, again = np.flatnonzero(times == 0), np.flatnonzero(times > 1)
-    tally.coverage = {
-        "sampled": len(times),
-        "learned_once": int((times == 1).sum()),
-        "learned_more_than_once": len(again),
-        "never_learned": len(never),
-    }
-    open_end = [ledger for ledger in seconds if ledger.open_end]
-    if open_end and len(never):
-        tally.unknown.append(f"whether {len(never):,} sampled steps were learned from: {open_end[0].path} has no end")
-    if all(ledger.meta.get("each_step_once") for ledger in seconds):
-        undelivered = sampled.undelivered(times)
-        if undelivered.any():
-            tally.unknown.append(f"whether {int(undelivered.sum()):,} steps left their EnvRunners, which were killed")
-        if not open_end:
-            differences.ranges("lost", never[~undelivered[never]], times)
-        differences.ranges("extra", again, times)
 
 
 def _learned(stream: Stream) -> Columns:
@@ -130,24 +237,32 @@ class _Index:
 
 
 class _Sampled:
-    """All transitions that left the samplers: each step of a stream with the observation before it, in the order of the streams."""
+    """The transitions in the windows: each step of a stream with the observation before it, in the order of the streams.
 
-    def __init__(self, ledgers: Sequence[Ledger]) -> None:
-        self.streams = [stream for ledger in ledgers for stream in ledger.streams.values()]
-        self._open_streams = [ledger.open_end for ledger in ledgers for _ in ledger.streams]
-        self.reward_dtype: str = ledgers[0].meta["reward_dtype"]
-        parts = [self._part(stream) for stream in self.streams]
+    Attributes:
+        windows: The streams.
+        columns: The transitions, a row each.
+        times: How often each was learned from.
+    """
+
+    def __init__(self, windows: Sequence[_Window]) -> None:
+        self.windows = windows
+        self._open_streams = [window.ledger.open_end for window in windows]
+        self.reward_dtype: str = windows[0].ledger.meta["reward_dtype"]
+        parts = [self._part(window.stream, window.settled) for window in windows]
         self._starts = np.cumsum([0, *(len(part["t"]) for part in parts)])
         self.columns = _concatenate(parts)
+        self.times: Ints = np.concatenate([window.times[part["event"]] for window, part in zip(windows, parts)])
         t, h_id = self.columns["t"], self.columns["h_id"]
         # chained[i]: row i + 1 is the next step of the same episode.
         self.chained = np.zeros(len(t), bool)
         self.chained[:-1] = (h_id[1:] == h_id[:-1]) & (t[1:] == t[:-1] + 1)
 
     @staticmethod
-    def _part(stream: Stream) -> Columns:
+    def _part(stream: Stream, settled: int) -> Columns:
         data = stream.data
         at = np.flatnonzero(data["kind"] == STEP)
+        at = at[np.searchsorted(at, settled) :]
         before = np.maximum(at - 1, 0)
         # Where the event before a step is not its predecessor (its chunk was lost), the observation it began from is not known.
         follows = (at > 0) & (data["h_id"][before] == data["h_id"][at]) & (data["t"][before] == data["t"][at] - 1)
@@ -258,21 +373,46 @@ class _Sampled:
         summed[np.isnan(summed)] = np.nan
         return np.where(single, bits[end], summed.view(bits.dtype))
 
-    def undelivered(self, times: Ints) -> npt.NDArray[np.bool_]:
+    def undelivered(self) -> npt.NDArray[np.bool_]:
         """The steps of killed EnvRunners behind the last that was learned from: their sample() may never have come back."""
         rows = np.zeros(len(self), bool)
         for stream, begin, end in zip(self._open_streams, self._starts, self._starts[1:]):
             if stream:
-                learned = np.flatnonzero(times[begin:end])
+                learned = np.flatnonzero(self.times[begin:end])
                 rows[begin + (learned[-1] + 1 if len(learned) else 0) : end] = True
         return rows
+
+    def past(self, meta: Meta) -> npt.NDArray[np.bool_]:
+        """After a round, the steps that won't be learned from any more; those of killed EnvRunners are judged at the end."""
+        rows = np.zeros(len(self), bool)
+        horizon = meta.get("horizon", 0)
+        total = sum(len(window.stream) for window in self.windows)
+        for window, begin, end in zip(self.windows, self._starts, self._starts[1:]):
+            window.arrived = [*window.arrived[-_ROUNDS:], window.stream.begin + len(window.stream)]
+            if window.ledger.open_end or (meta.get("replays") and not horizon):
+                continue
+            if meta.get("replays"):  # an equal share of what is more than the buffer holds
+                stop = len(window.stream) * (total - horizon) // max(1, total)
+            else:
+                rounds = 1 if meta.get("each_step_once") else _ROUNDS
+                stop = (window.arrived[-1 - rounds] if len(window.arrived) > rounds else 0) - window.stream.begin
+            rows[begin:end] = self.columns["event"][begin:end] < stop
+        return rows
+
+    def forget(self, done: npt.NDArray[np.bool_]) -> None:
+        """Drop the steps that are done with."""
+        for window, begin, end in zip(self.windows, self._starts, self._starts[1:]):
+            events = self.columns["event"][begin:end]
+            window.times[events] = self.times[begin:end]
+            if done[begin:end].any():
+                window.forget(int(events[done[begin:end]][-1]) + 1)
 
     def stream_of(self, rows: Ints) -> Ints:
         return np.searchsorted(self._starts, rows, side="right") - 1
 
     def place(self, row: int) -> tuple[StreamKey, int, int]:
         """Stream, episode and step of a transition."""
-        stream = self.streams[int(self.stream_of(np.array(row)))]
+        stream = self.windows[int(self.stream_of(np.array(row)))].stream
         event = int(self.columns["event"][row])
         return stream.key, int(stream.columns["episode"][event]), int(stream.columns["step"][event])
 
@@ -288,11 +428,17 @@ class _Sampled:
 class _Differences:
     """Keeps the first differences of each stream and counts all."""
 
-    def __init__(self, tally: Tally, sampled: _Sampled) -> None:
+    def __init__(self, tally: Tally) -> None:
         self.kept: list[Difference] = []
-        self.streams: dict[StreamKey, int] = {}
+        self._streams: dict[StreamKey, int] = {}
+        self._counted: dict[StreamKey, int] = {}
         self._tally = tally
-        self._sampled = sampled
+
+    def count(self) -> None:
+        """Add to the tally what was found since the last time."""
+        for key, count in self._streams.items():
+            self._tally.add(key, count - self._counted.get(key, 0))
+        self._counted = dict(self._streams)
 
     def keep(
         self,
@@ -304,26 +450,26 @@ class _Differences:
         second: dict[str, str] | None = None,
     ) -> None:
         key, episode, step = place
-        self.streams[key] = self.streams.get(key, 0) + 1
+        self._streams[key] = self._streams.get(key, 0) + 1
         self._tally.lost += events if kind == "lost" else 0
         self._tally.extra += events if kind == "extra" else 0
-        if self.streams[key] <= KEPT:
+        if self._streams[key] <= KEPT:
             name, runner, agent = self._tally.name, key.runner, key.agent
             self.kept.append(Difference(name, key.env, episode, step, fields, kind, first or {}, second or {}, events, runner, agent))
 
-    def never_sampled(self, rows: Ints, learned: Columns) -> None:
+    def never_sampled(self, rows: Ints, learned: Columns, sampled: _Sampled) -> None:
         """Transitions that the learner got and no sampler gave."""
         for row in rows.tolist():
-            place = self._sampled.place_in_episode(int(learned["h_id"][row]), int(learned["t"][row]))
+            place = sampled.place_in_episode(int(learned["h_id"][row]), int(learned["t"][row]))
             self.keep(place, ("event",), "extra", second={"event": "it was never sampled"})
 
-    def ranges(self, kind: str, rows: Ints, times: Ints) -> None:
+    def ranges(self, kind: str, rows: Ints, sampled: _Sampled) -> None:
         """Steps that were learned from too often or never; several in a row of one stream are one difference."""
-        streams = self._sampled.stream_of(rows)
+        streams = sampled.stream_of(rows)
         for run in np.split(rows, np.flatnonzero((np.diff(rows) != 1) | (np.diff(streams) != 0)) + 1):
             if len(run):
-                note = {"event": f"it was learned from {int(times[run[0]])} times"} if kind == "extra" else {}
-                self.keep(self._sampled.place(int(run[0])), ("event",), kind, len(run), second=note)
+                note = {"event": f"it was learned from {int(sampled.times[run[0]])} times"} if kind == "extra" else {}
+                self.keep(sampled.place(int(run[0])), ("event",), kind, len(run), second=note)
 
 
 def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: _Sampled, at: Ints, meta: Meta) -> None:
@@ -331,8 +477,9 @@ def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled:
     unequal = sampled.unequal(at, learned, meta)
     tally.events += len(at)
     for field, mask in unequal.items():
-        tally.compared[field] = int(sampled.columns["obs_known"][at].sum()) if field == "obs" else len(at)
-        tally.different[field] = int(mask.sum())
+        compared = int(sampled.columns["obs_known"][at].sum()) if field == "obs" else len(at)
+        tally.compared[field] = tally.compared.get(field, 0) + compared
+        tally.different[field] = tally.different.get(field, 0) + int(mask.sum())
     rows = np.flatnonzero(np.logical_or.reduce(list(unequal.values())))
     sides = sampled.sides(at[rows], {field: column[rows] for field, column in learned.items()}, meta, learned["n"][rows])
     for which, row in enumerate(rows.tolist()):

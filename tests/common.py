@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from stepledger import Comparison, LedgerEnv, LedgerVectorEnv, compare
+from stepledger import Comparison, LedgerEnv, LedgerVectorEnv, compare, read
+from stepledger.compare import Comparer
+from stepledger.format import StreamKey
+from stepledger.ledger import Streams, find
 
 TESTS = Path(__file__).parent
 
@@ -115,6 +119,28 @@ def run_walks(directory: Path, steps: int = 40, **options: Any) -> Comparison:
     drive(envs, steps)
     envs.close()
     return compare(directory, directory / "trainer.npz")
+
+
+def compare_in_parts(directory: Path, seed: int = 0, rounds: int = 5) -> Comparison:
+    """Compare recorded ledgers as if their events had come bit by bit, one side sometimes a few events behind the other."""
+    rng = np.random.default_rng(seed)
+    ledgers = [read(path) for path in find(directory)]
+    shares = np.sort(rng.random(rounds - 1))
+    comparer = Comparer()
+    begins: dict[tuple[Path, StreamKey], int] = {}
+    for share in [*shares, None]:
+        parts = []
+        for ledger in ledgers:
+            streams = []
+            for key, stream in ledger.streams.items():
+                begin = begins.get((ledger.path, key), 0)
+                end = len(stream) if share is None else max(begin, int(share * len(stream)) - int(rng.integers(4)))
+                begins[ledger.path, key] = end
+                streams.append(stream.after(begin).until(end - begin))
+            parts.append(replace(ledger, streams=Streams(streams)))
+        comparer.add(parts)
+        comparison = comparer.compare(end=share is None)
+    return comparison
 
 
 def drive_one(env: gym.Env, steps: int, seed: int = 0) -> list[tuple[Any, ...]]:
