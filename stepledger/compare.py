@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .errors import LedgerError
 from .events import EventHop
-from .format import JOURNAL, SEALED
+from .format import JOURNAL, SEALED, StreamKey
 from .ledger import ForeignFileError, Ledger, find, read
 from .result import Comparison, Counter, Difference, Hop, Progress, Tally
 from .transitions import TransitionHop
@@ -110,6 +110,7 @@ class Comparer:
         self._taps: dict[str, set[str]] = {}
         self._expected: dict[str, set[str]] = {}
         self._hops: dict[tuple[str, str, str], EventHop | TransitionHop] = {}
+        self._ledgers: set[tuple[str, str, Path, tuple[StreamKey, ...]]] = set()
 
     def add(self, ledgers: Sequence[Ledger]) -> None:
         """Take ledgers, or further events of them: parts of one ledger have the same path."""
@@ -121,6 +122,7 @@ class Comparer:
             else:
                 self._taps.setdefault(group, set())
             self._expected.setdefault(group, set()).update(ledger.meta.get("taps", []))
+            self._ledgers.add((group, tap, ledger.path, tuple(ledger.streams)))
 
     def compare(self, end: bool, progress: Progress | None = None) -> Comparison:
         """Compare what has come.
@@ -155,6 +157,27 @@ class Comparer:
                     results.append(hop.result())
         counter.finish()
         return Comparison(tuple(hop for hop, _ in results), tuple(difference for _, found in results for difference in found))
+
+    def done_with(self) -> dict[str, list[int]]:
+        """For each ledger, how many events of each of its streams, since the first, were compared and may be dropped.
+
+        The same number at each tap of a stream, so that what is left can be compared again; nothing behind a stream's first difference.
+        """
+        hops = list(self._hops.items())
+        may: dict[tuple[str, StreamKey], int] = {}
+        for (group, _, _), hop in hops:
+            equal = hop.compared_equal()
+            for key in self._keys(group):
+                at = (group, key)
+                may[at] = min(may.get(at, equal.get(key, 0)), equal.get(key, 0))
+        drop = {str(path): [may.get((group, key), 0) for key in keys] for group, tap, path, keys in self._ledgers if tap != "learner"}
+        for _, hop in hops:
+            if isinstance(hop, TransitionHop):
+                drop.update({str(path): [number] for path, number in hop.learned_equal().items()})
+        return {path: numbers for path, numbers in drop.items() if any(numbers)}
+
+    def _keys(self, group: str) -> set[StreamKey]:
+        return {key for one, tap, _, keys in self._ledgers if one == group and tap != "learner" for key in keys}
 
     def _events(self) -> int:
         """Number of events that have come, of all first sides."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -192,6 +193,16 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Write the ledger of everything so far; recording goes on."""
         if self._recorder is not None:
             self._recorder.flush()
+
+    def write_journal(self) -> None:
+        """Write everything so far to the journal, which is much cheaper than `flush`."""
+        if self._recorder is not None:
+            self._recorder.write()
+
+    def forget(self, events: Mapping[str, Sequence[int]]) -> None:
+        """Drop events from the journal, see `stepledger.recording.Recording.forget`."""
+        if self._recorder is not None:
+            self._recorder.forget(events)
 
     def stop_recording(self) -> None:
         """Write the ledger and record no more; the environment stays open."""

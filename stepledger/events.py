@@ -76,6 +76,10 @@ class EventHop:
         unpaired = tuple(sentence for pair in pairs if self._ended and (sentence := pair.unpaired()))
         return self._tally.hop(unpaired, notes), [difference for pair in pairs for difference in pair.kept]
 
+    def compared_equal(self) -> dict[StreamKey, int]:
+        """For each stream without a difference, how many of its events were compared since the first, on both sides."""
+        return {key: number for key, pair in self._pairs.items() if (number := pair.compared_equal())}
+
     def rows(self, ledger: Ledger) -> list[Stream]:
         """The open windows of all streams of a ledger of the first side."""
         return [pair.windows[0] for pair in self._pairs.values() if pair.is_of(ledger)]
@@ -176,6 +180,9 @@ class _Pair:
     def _open(self, first_ledger: Ledger, second_ledger: Ledger) -> None:
         check_settings(first_ledger, second_ledger)
         self.first_ledger, self.second_ledger = first_ledger, second_ledger
+        if not self._begun:  # what was dropped from one side's file only
+            begin = max(window.begin for window in self.windows)
+            self.windows = [window.after(begin - window.begin) for window in self.windows]
         self.first, self.second = self.windows
         # What the second tap's ledger says about its fields: one that is compared in another column, or that can't be compared.
         said = second_ledger.meta.get("fields", {})
@@ -190,7 +197,14 @@ class _Pair:
         if not self._begun:
             self._begun = True
             self.tally.streams += 1
+            if dropped := self.first.begin:
+                self.tally.dropped += dropped
             self.tally.notes += [note for note in second_ledger.meta.get("notes", []) if note not in self.tally.notes]
+
+    def compared_equal(self) -> int:
+        """How many events were compared since the first, if each is the same on both sides."""
+        first, second = (window.begin for window in self.windows)
+        return first if self._begun and not self._count and first == second else 0
 
     def _end(self) -> None:
         for ledger, tap in zip((self.first_ledger, self.second_ledger), taps_of(self.tally.name)):

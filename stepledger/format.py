@@ -147,6 +147,12 @@ class EpisodeCounter:
         return episode, step
 
 
+def begins_of(meta: Meta) -> list[tuple[int, tuple[int, int] | None]]:
+    """For each stream, how many events came before the first that is here, and episode and step of the last of those."""
+    begins = meta.get("begins", [[0, 0, -1]] * len(meta["stream_keys"]))
+    return [(events, (episode, step) if events else None) for events, episode, step in begins]
+
+
 def checked_meta(meta: Any) -> Meta:
     """The meta of a ledger, as far as reading depends on it.
 
@@ -183,6 +189,8 @@ _OPTIONAL_ENTRIES: Meta = {
     "notes": list,
     "taps": list,
     "runners": list,
+    "begins": list,
+    "horizon": int,
 }
 
 
@@ -204,6 +212,8 @@ def _is_meta(meta: Meta) -> bool:
         and all(name.isidentifier() and name not in own and descr in ("<u8", "<i8") for name, descr in columns.items())
         and isinstance(keys, list)
         and all(_is_key(key) for key in keys)
+        and len(meta.get("begins", keys)) == len(keys)
+        and all([type(part) for part in begin] == [int, int, int] and min(begin) >= -1 for begin in meta.get("begins", []))
         and all(_is_layouts(values.get(which)) for which in ("obs", "act"))
         and all(_is_said_of_field(said, {*own, *columns}) for said in fields.values())
     )

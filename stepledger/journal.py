@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import json
 import math
 import mmap
@@ -24,7 +25,7 @@ import xxhash
 
 from .digest import Layout
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, Meta, checked_meta, event_dtype, layouts_of
+from .format import JOURNAL, SEALED, EpisodeCounter, Meta, begins_of, checked_meta, event_dtype, layouts_of
 from .sealed import write_sealed
 
 try:
@@ -51,6 +52,17 @@ class Block:
     def __init__(self, events: npt.NDArray[Any], values: Sequence[Values] = ()) -> None:
         self.events = events
         self.values = values
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> Block:
+        """The block with a part of its events."""
+        values: list[Values] = []
+        for one in self.values:
+            if isinstance(one, tuple):
+                data, lengths = one
+                values.append((data[np.repeat(keep, lengths)], lengths[keep]))
+            else:
+                values.append(one[keep])
+        return Block(self.events[keep], values)
 
 
 class NameTakenError(LedgerError):
@@ -87,7 +99,7 @@ class Journal:
         while True:
             file = open(self._journal, "ab", buffering=0)
             try:
-                _lock(file)
+                _lock_soon(file)
             except BlockingIOError:
                 file.close()
                 raise NameTakenError(
@@ -124,6 +136,38 @@ class Journal:
             for part in values if isinstance(values, tuple) else (values,):
                 self._append(part)
 
+    def forget(self, events: Sequence[int]) -> None:
+        """Drop the first events of each stream, as many as these since its first of all."""
+        written = scan(self._journal)
+        begins = begins_of(self.meta)
+        counters = [EpisodeCounter(last) for _, last in begins]
+        to_drop = [max(0, number - begin) for number, (begin, _) in zip(events, begins)]
+        dropped = np.zeros(len(to_drop), np.int64)
+        blocks = []
+        for block in written.blocks:
+            keep = np.ones(len(block.events), bool)
+            cuts = np.searchsorted(block.events["stream"], np.arange(len(to_drop) + 1))
+            for stream, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
+                drop = min(end - begin, int(to_drop[stream] - dropped[stream]))
+                counters[stream].count(block.events["kind"][begin : begin + drop])
+                keep[begin : begin + drop] = False
+                dropped[stream] += drop
+            if keep.any():
+                blocks.append(block.only(keep))
+        marks = [[begin + int(number), *(counter.last or (0, -1))] for (begin, _), number, counter in zip(begins, dropped, counters)]
+        self.meta = {**self.meta, "begins": marks}
+        temporary = self._journal.with_name(f"{self._journal.name}.{os.getpid()}.tmp")
+        before, self._file = self._file, open(temporary, "wb", buffering=0)
+        try:
+            _lock(self._file)
+            self._checksum = 0
+            self._append(np.frombuffer(json.dumps(self.meta).encode(), np.uint8))
+            for block in blocks:
+                self.append(block)
+            os.replace(temporary, self._journal)
+        finally:
+            before.close()
+
     def seal(self, **changes: Any) -> None:
         """Write all events so far as a sealed ledger, with these changes to the meta. The journal stays, and can be appended to."""
         write_sealed(self.path, {**self.meta, "ended": time.time(), **changes}, scan(self._journal))
@@ -150,6 +194,18 @@ def _lock(file: IO[bytes]) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+
+
+def _lock_soon(file: IO[bytes]) -> None:
+    """Lock the file; somebody who asks whether it is locked holds the lock for a moment."""
+    for _ in range(5):
+        try:
+            _lock(file)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return
+    _lock(file)
 
 
 def is_locked(journal: Path) -> bool:
@@ -210,12 +266,11 @@ class _Records:
     def __init__(self, mapped: _Mapped) -> None:
         self._mapped = mapped
         self._data = mapped.data
-        self._at = 0
-        self._checksum = 0
+        self.position = (0, 0)  # where the next record begins, and the checksum of the one before
 
     def next(self, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         """The next record, or `None` if it is not whole or not of this dtype."""
-        start = self._at
+        start, seed = self.position
         header = start + 10
         begin = header + int.from_bytes(self._data[start + 8 : header], "little")
         # Not by numpy's own reader, which parses headers as Python: sealing may happen in a garbage collection within somebody's
@@ -227,24 +282,24 @@ class _Records:
         end = begin + math.prod(shape) * dtype.itemsize
         if end + 8 > len(self._data):
             return None
-        checksum = xxhash.xxh3_64_intdigest(self._data[start:end], self._checksum)
+        checksum = xxhash.xxh3_64_intdigest(self._data[start:end], seed)
         self._mapped.touched(end - start)
         if checksum != int.from_bytes(self._data[end : end + 8], "little"):
             return None
-        self._at, self._checksum = end + 8, checksum
+        self.position = end + 8, checksum
         return np.frombuffer(self._data[begin:end], dtype).reshape(shape)
 
     @property
     def exhausted(self) -> bool:
-        return self._at == len(self._data)
+        return self.position[0] == len(self._data)
 
     def resumes(self, dtypes: Sequence[np.dtype[Any]]) -> bool:
         """Whether whole records come after one that is not: the file was altered, and not cut. Ends the reading."""
-        found = self._mapped.find(_MAGIC, self._at + 1)
+        found = self._mapped.find(_MAGIC, self.position[0] + 1)
         while found >= 0:
             for dtype in dtypes:
                 # A record's checksum is seeded with the one before it, which ends the record that is not whole.
-                self._at, self._checksum = found, int.from_bytes(self._data[found - 8 : found], "little")
+                self.position = found, int.from_bytes(self._data[found - 8 : found], "little")
                 if self.next(dtype) is not None:
                     return True
             found = self._mapped.find(_MAGIC, found + 1)
@@ -258,12 +313,14 @@ class Scan:
         meta: See `stepledger.format`.
         blocks: All blocks; their arrays lie in the file, which is mapped, not read.
         whole: Whether the file ends where the last block does.
+        position: Where the last block ends: `scan` can go on from there.
     """
 
-    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, mapped: _Mapped) -> None:
+    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, position: tuple[int, int], mapped: _Mapped) -> None:
         self.meta = meta
         self.blocks = blocks
         self.whole = whole
+        self.position = position
         self._mapped = mapped
 
     def touched(self, part: npt.NDArray[Any]) -> None:
@@ -271,8 +328,12 @@ class Scan:
         self._mapped.touched(len(part) * part.strides[0])
 
 
-def scan(path: Path) -> Scan:
+def scan(path: Path, position: tuple[int, int] | None = None) -> Scan:
     """Read a journal.
+
+    Args:
+        path: The file.
+        position: Of an earlier scan of the same file: only the blocks behind it are read.
 
     Raises:
         LedgerError: The file doesn't begin as a journal does.
@@ -293,6 +354,9 @@ def scan(path: Path) -> Scan:
     layouts = [layout for _, layout in layouts_of(meta)]
     blocks: list[Block] = []
     whole = True
+    if position is not None:
+        records.position = position
+    end = records.position
     while whole:
         whole = records.exhausted
         events = records.next(dtype)
@@ -304,10 +368,11 @@ def scan(path: Path) -> Scan:
         if values is None:
             break
         whole = True
+        end = records.position
         blocks.append(Block(events, values))
     if not whole and records.resumes([dtype, np.dtype(np.uint8), np.dtype(np.int64), *(layout[0] for layout in layouts if layout)]):
         raise LedgerError(f"{path} is altered behind its first {sum(len(block.events) for block in blocks):,} events: record again.")
-    return Scan(meta, blocks, whole, mapped)
+    return Scan(meta, blocks, whole, end, mapped)
 
 
 def _next_values(records: _Records, layouts: Sequence[Layout], n: int) -> list[Values] | None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .digest import Layout
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, EpisodeCounter, Meta, StreamKey, checked_meta, event_dtype, layouts_of
+from .format import JOURNAL, SEALED, EpisodeCounter, Meta, StreamKey, begins_of, checked_meta, event_dtype, layouts_of
 from .journal import Scan, is_locked, scan
 
 __all__ = ["Ledger", "Stream", "Streams", "read"]
@@ -166,11 +166,11 @@ def read(path: str | os.PathLike[str]) -> Ledger:
         if not journal.exists():
             return _from_sealed(sealed)
         if not sealed.exists():
-            return _from_journal(journal, scan(journal))
+            return ledger_of(journal, scan(journal))
         flushed = _from_sealed(sealed)
         later = scan(journal)
         if sum(len(block.events) for block in later.blocks) > flushed.events:
-            return _from_journal(journal, later)
+            return ledger_of(journal, later)
         # What a recorder that was killed had not written yet is lost; a living one has flushed and goes on.
         # One that has closed may have been killed before it could remove the journal.
         return flushed if flushed.meta.get("closed") or is_locked(journal) else replace(flushed, open_end=True)
@@ -180,7 +180,8 @@ def read(path: str | os.PathLike[str]) -> Ledger:
         raise LedgerError(f"{path} can't be read ({error.strerror or error}): check the path and its permissions.") from None
 
 
-def _from_journal(path: Path, journal: Scan) -> Ledger:
+def ledger_of(path: Path, journal: Scan) -> Ledger:
+    """A journal as a ledger."""
     meta = journal.meta
     events = (
         np.concatenate([block.events for block in journal.blocks])
@@ -204,8 +205,9 @@ def _from_journal(path: Path, journal: Scan) -> Ledger:
             StreamKey(*key),
             {name: np.ascontiguousarray(events[name][begin:end]) for name in names},
             {name: column[begin:end] for name, column in values.items()},
+            *before,
         )
-        for key, begin, end in zip(meta["stream_keys"], cuts, cuts[1:])
+        for key, begin, end, before in zip(meta["stream_keys"], cuts, cuts[1:], begins_of(meta))
     ]
     return Ledger(path, meta, Streams(streams), open_end=True)
 
@@ -255,8 +257,9 @@ class _Sealed:
                 key,
                 {name: column[begin:end] for name, column in columns.items()},
                 {name: column[begin:end] for name, column in values.items()},
+                *before,
             )
-            for key, begin, end in zip(keys, offsets, offsets[1:])
+            for key, begin, end, before in zip(keys, offsets, offsets[1:], begins_of(meta))
         ]
         return Ledger(self._path, meta, Streams(streams), open_end=bool(meta.get("stopped")))
 

@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from .format import JOURNAL, Meta
 from .journal import Block, Journal, NameTakenError, free_name, scan
 from .sealed import mark_sealed
 
-__all__ = ["OnError", "Recording", "check_on_error"]
+__all__ = ["OnError", "Recording", "check_on_error", "warn"]
 
 logger = logging.getLogger("stepledger")
 
@@ -111,7 +111,7 @@ class Recording:
         except NameTakenError as error:
             if self._raise:
                 raise
-            _warn(f"{error} What is recorded here goes to another file, and comparing the two will be refused.")
+            warn(f"{error} What is recorded here goes to another file, and comparing the two will be refused.")
             self._meta = {**self._meta, "conflicts_with": _identity(path)}
             while self._journal is None:
                 with contextlib.suppress(NameTakenError):  # by a third one, between the two calls
@@ -130,6 +130,29 @@ class Recording:
         if block is not None:
             self._journal.append(block)
         self._written = time.monotonic()
+
+    def write(self) -> None:
+        """Append everything so far to the journal, so that others can read it; much cheaper than `flush`."""
+        if self.recording and self._pending() and self._pid == os.getpid():
+            try:
+                if self._ready():
+                    self._write()
+            except BaseException as error:
+                self.fail(error)
+
+    def forget(self, events: Mapping[str, Sequence[int]]) -> None:
+        """Drop events from the journal that were compared and are not needed any more.
+
+        Args:
+            events: For each ledger of the run, by its path, how many of each stream since its first; this recording takes its own.
+        """
+        numbers = events.get(str(self.path))
+        if numbers is None or not self.recording or self._journal is None or self._pid != os.getpid():
+            return
+        try:
+            self._journal.forget(numbers)
+        except BaseException as error:
+            self.fail(error)
 
     def flush(self) -> None:
         """Write a sealed ledger of everything so far, and go on recording."""
@@ -184,7 +207,7 @@ class Recording:
             self._journal = None
             self._clear()
             if not self._raise and isinstance(error, Exception):
-                _warn(f"recording to {self.path} stopped, training goes on: {reason}")
+                warn(f"recording to {self.path} stopped, training goes on: {reason}")
         if self._raise or not isinstance(error, Exception):
             raise error
 
@@ -195,7 +218,7 @@ class Recording:
             if self.path is not None and self._pid == os.getpid():
                 with contextlib.suppress(Exception):
                     mark_sealed(self.path, stopped="the environment was used after it was closed")
-            _warn(f"{self.path} was closed, and what comes now is not recorded: close the environment after its last step.")
+            warn(f"{self.path} was closed, and what comes now is not recorded: close the environment after its last step.")
 
     def abandon(self) -> None:
         """This is a forked copy: the ledger belongs to the process that opened it."""
@@ -222,7 +245,8 @@ def _identity(path: Path) -> str:
     return ""
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Warn; where warnings are errors, log."""
     try:
         warnings.warn(f"stepledger: {message}", RuntimeWarning, stacklevel=2)
     except RuntimeWarning:  # warnings are errors here, and recording must not end the run

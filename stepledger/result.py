@@ -197,6 +197,7 @@ class Tally:
     by_stream: dict[tuple[int, int, str], int] = field(default_factory=dict)
     lost: int = 0
     extra: int = 0
+    dropped: int = 0
 
     def add(self, key: StreamKey, differences: int) -> None:
         """Count differences of a stream; those of all incarnations of its runner together."""
@@ -221,7 +222,7 @@ class Tally:
             self.differences,
             fields,
             tuple(self.unknown),
-            tuple(self.notes),
+            (*self.notes, *([f"{self.dropped:,} earlier events were compared while it ran, and dropped"] if self.dropped else [])),
             unpaired,
             dict(self.coverage),
             tuple(StreamResult(*which, count) for which, count in sorted(self.by_stream.items())),

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .digest import Layout
-from .format import EpisodeCounter, Meta, event_dtype, layouts_of
+from .format import EpisodeCounter, Meta, begins_of, event_dtype, layouts_of
 
 if TYPE_CHECKING:
     from .journal import Block, Scan
@@ -71,20 +71,21 @@ def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
             parts = (part for _, part in rows.column(lambda block, name=name: block.events[name], dtype[name].itemsize))  # type: ignore[misc]
             _stream(archive, name, dtype[name], (rows.total,), parts)
     for which, name in enumerate(("episode", "step")):
-        _stream(archive, name, np.dtype(np.int64), (rows.total,), _counted(rows, which), zipfile.ZIP_DEFLATED)
+        _stream(archive, name, np.dtype(np.int64), (rows.total,), _counted(rows, which, meta), zipfile.ZIP_DEFLATED)
     for index, (name, layout) in enumerate(layouts_of(meta)):
         _write_values(archive, name, layout, index, rows)
 
 
-def _counted(rows: _Rows, which: int) -> Iterator[npt.NDArray[np.int64]]:
+def _counted(rows: _Rows, which: int, meta: Meta) -> Iterator[npt.NDArray[np.int64]]:
     """The numbers of episodes, or of steps."""
+    begins = begins_of(meta)
     counter, current = EpisodeCounter(), -1
     for streams, kinds in rows.column(lambda block: block.events["kind"], 1):
         cuts = [0, *(np.flatnonzero(np.diff(streams)) + 1), len(streams)]
         for begin, end in itertools.pairwise(cuts):
             if end > begin:
                 if streams[begin] != current:
-                    counter, current = EpisodeCounter(), streams[begin]
+                    counter, current = EpisodeCounter(begins[streams[begin]][1]), streams[begin]
                 yield counter.count(kinds[begin:end])[which]
 
 

@@ -8,6 +8,8 @@ sampled must be here once; elsewhere it is counted how often each was.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +29,6 @@ __all__ = ["TransitionHop"]
 #: Fields of a transition.
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 
-#: Rounds after which an asynchronous learner has learned from a step or dropped it.
-_ROUNDS = 8
-
 #: Sampled steps that hold the same and are tried for one learned transition.
 _CANDIDATES = 16
 
@@ -40,8 +39,8 @@ Ints = npt.NDArray[np.int64]
 class TransitionHop:
     """Compares what left the samplers with what learners consumed. Both may come in parts.
 
-    Sampled steps are kept until they can't be learned from any more: with a replay buffer as many as it holds, else those of the last
-    rounds. A learned transition is dropped as soon as its step was found.
+    Sampled steps are kept until they can't be learned from any more: where each is learned from once, to the next round; else as many as
+    the learner's ledger says (``meta.horizon``). A learned transition is dropped as soon as its step was found.
 
     Args:
         name: ``"episode -> learner"``.
@@ -54,7 +53,9 @@ class TransitionHop:
         self._windows: dict[StreamKey, _Window] = {}
         self._learners: dict[Path, Ledger] = {}
         self._learned: list[Columns] = []
+        self._taken: dict[Path, int] = {}
         self._notes: dict[str, str] = {}
+        self._arrived: deque[dict[StreamKey, int]] = deque()  # after each round, the number of events of each stream
         self._longest = 1
         self._open_coverage: dict[str, int] = {}
 
@@ -69,11 +70,15 @@ class TransitionHop:
                 window = self._windows.get(key)
                 if window is None:
                     self._windows[key] = _Window(ledger, stream)
+                    self._tally.dropped += stream.begin
                 else:
                     window.add(ledger, stream)
         for ledger in seconds:
+            if ledger.path not in self._learners:
+                self._tally.dropped += sum(stream.begin for stream in ledger.streams.values())
             self._learners[ledger.path] = ledger
             self._learned += [_learned(stream) for stream in ledger.streams.values()]
+            self._taken[ledger.path] = sum(stream.begin + len(stream) for stream in ledger.streams.values())
 
     def compare(self, end: bool, counter: Counter) -> None:
         """Compare what has come.
@@ -100,15 +105,28 @@ class TransitionHop:
         self._longest = max(self._longest, int(learned["n"].max(initial=1)))
         self._notes = _notes(self._longest, meta)
         self._learned = [{field: column[foreign] for field, column in learned.items()}]
-        if end:
+        if end and not self._tally.dropped:  # else the other side of what is left may not be there any more
             self._foreign(foreign, learned, sampled, learners)
-        done = np.ones(len(sampled), bool) if end else sampled.past(meta)
+        done = np.ones(len(sampled), bool) if end else sampled.past(self._past(meta))
         self._completeness(done, sampled, learners, end)
         counter.add(len(sampled))
         self._tally.streams = len({key for key, window in self._windows.items() if len(window.stream) or window.stream.begin})
         self._differences.count()
         sampled.forget(done)
         self._open_coverage = _coverage(sampled.times[~done])
+
+    def _past(self, meta: Meta) -> dict[StreamKey, int]:
+        """For each stream, the number of its events, from the first, that won't be learned from any more."""
+        now = {key: window.stream.begin + len(window.stream) for key, window in self._windows.items()}
+        self._arrived.append(now)
+        if meta.get("each_step_once"):
+            past = list(self._arrived)[:-1]
+        else:
+            behind = sum(now.values()) - meta.get("horizon", math.inf)
+            past = [then for then in self._arrived if sum(then.values()) <= behind]
+        for _ in past[:-1]:
+            self._arrived.popleft()
+        return past[-1] if past else {}
 
     def _foreign(self, foreign: Ints, learned: Columns, sampled: _Sampled, learners: Sequence[Ledger]) -> None:
         """Judge transitions whose step was not found."""
@@ -127,7 +145,7 @@ class TransitionHop:
         times, tally = sampled.times, self._tally
         for name, count in _coverage(times[done]).items():
             tally.coverage[name] += count
-        never, again = np.flatnonzero(done & (times == 0)), np.flatnonzero(done & (times > 1))
+        never, again = np.flatnonzero(done & (times == 0) & (not tally.dropped)), np.flatnonzero(done & (times > 1))
         open_end = [ledger for ledger in learners if ledger.open_end] if end else []
         if open_end and len(never):
             tally.unknown.append(f"whether {len(never):,} sampled steps were learned from: {open_end[0].path} has no end")
@@ -138,6 +156,14 @@ class TransitionHop:
             if not open_end:
                 self._differences.ranges("lost", never[~undelivered[never]], sampled)
             self._differences.ranges("extra", again, sampled)
+
+    def compared_equal(self) -> dict[StreamKey, int]:
+        """For each stream of the samplers, how many events since the first are not needed any more; none once there is a difference."""
+        return {} if self._tally.differences else {key: window.stream.begin for key, window in self._windows.items()}
+
+    def learned_equal(self) -> dict[Path, int]:
+        """For each ledger of a learner, how many transitions since the first are not needed any more."""
+        return {} if self._tally.differences or any(len(part["t"]) for part in self._learned) else dict(self._taken)
 
     def result(self) -> tuple[Hop, list[Difference]]:
         """What was found so far; steps that may still be learned from are counted as they are now."""
@@ -163,7 +189,6 @@ class _Window:
         stream: The events; the first of them may only be there as the one before the next.
         times: For each event, how often it was learned from.
         settled: Number of events at the beginning that are done with.
-        arrived: Number of events that were there, from the first of all, after each of the last rounds.
     """
 
     def __init__(self, ledger: Ledger, stream: Stream) -> None:
@@ -171,7 +196,6 @@ class _Window:
         self.stream = stream
         self.times = np.zeros(len(stream), np.int64)
         self.settled = 0
-        self.arrived: list[int] = []
 
     def add(self, ledger: Ledger, stream: Stream) -> None:
         if ledger.path != self.ledger.path:
@@ -382,21 +406,13 @@ class _Sampled:
                 rows[begin + (learned[-1] + 1 if len(learned) else 0) : end] = True
         return rows
 
-    def past(self, meta: Meta) -> npt.NDArray[np.bool_]:
-        """After a round, the steps that won't be learned from any more; those of killed EnvRunners are judged at the end."""
+    def past(self, arrived: dict[StreamKey, int]) -> npt.NDArray[np.bool_]:
+        """The steps among so many events of each stream, from its first; those of killed EnvRunners are judged at the end."""
         rows = np.zeros(len(self), bool)
-        horizon = meta.get("horizon", 0)
-        total = sum(len(window.stream) for window in self.windows)
         for window, begin, end in zip(self.windows, self._starts, self._starts[1:]):
-            window.arrived = [*window.arrived[-_ROUNDS:], window.stream.begin + len(window.stream)]
-            if window.ledger.open_end or (meta.get("replays") and not horizon):
-                continue
-            if meta.get("replays"):  # an equal share of what is more than the buffer holds
-                stop = len(window.stream) * (total - horizon) // max(1, total)
-            else:
-                rounds = 1 if meta.get("each_step_once") else _ROUNDS
-                stop = (window.arrived[-1 - rounds] if len(window.arrived) > rounds else 0) - window.stream.begin
-            rows[begin:end] = self.columns["event"][begin:end] < stop
+            if not window.ledger.open_end:
+                stop = arrived.get(window.stream.key, 0) - window.stream.begin
+                rows[begin:end] = self.columns["event"][begin:end] < stop
         return rows
 
     def forget(self, done: npt.NDArray[np.bool_]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,6 +258,14 @@ class LedgerVectorEnv(VectorWrapper):
     def flush(self) -> None:
         """Write the ledger of everything so far; recording goes on."""
         self._rows.recorder.flush()
+
+    def write_journal(self) -> None:
+        """Write everything so far to the journal, which is much cheaper than `flush`."""
+        self._rows.recorder.write()
+
+    def forget(self, events: Mapping[str, Sequence[int]]) -> None:
+        """Drop events from the journal, see `stepledger.recording.Recording.forget`."""
+        self._rows.recorder.forget(events)
 
     def stop_recording(self) -> None:
         """Write the ledger and record no more; the environments stay open."""

@@ -18,6 +18,7 @@ from stepledger.errors import LedgerError
 from stepledger.recording import OnError
 
 from .gather import Job, check_config
+from .live import OnDifference, Retain, Watch
 from .run import Settings
 from .taps import RunnerTaps, taps_of
 
@@ -40,6 +41,12 @@ class LedgerCallback(RLlibCallback):
     Args:
         directory: The run directory; a relative one is one of the driver's.
         resume: Go on with the run that the directory holds, if it holds one, as a new incarnation; otherwise such a directory is refused.
+        compare_every: After every so many iterations compare what has been recorded since, and put the numbers into the result dict:
+            ``result["stepledger"]["events_compared"]``, ``["differences"]``, and both for each hop. `None`: only at the end.
+        on_difference: ``"log"`` prints the first difference when it is found, ``"warn"`` warns of it, ``"stop"`` also sets
+            ``result["done"]``, so that Tune stops the trial.
+        retain: ``"all"`` keeps the ledgers. ``"differences"`` drops, while it trains, what was compared and is equal, up to a stream's
+            first difference, so that a run of any length without one takes bounded space.
         reward_dtype: As in `stepledger.LedgerEnv`; likewise the others.
 
     Raises:
@@ -52,12 +59,16 @@ class LedgerCallback(RLlibCallback):
         directory: str | os.PathLike[str],
         *,
         resume: bool = False,
+        compare_every: int | None = None,
+        on_difference: OnDifference = "log",
+        retain: Retain = "all",
         reward_dtype: npt.DTypeLike = np.float64,
         keep_values: bool = False,
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
     ) -> None:
         super().__init__()
+        self._watch = Watch(compare_every, on_difference, retain)
         self._directory = os.fspath(directory)
         self._resume = resume
         self._settings = Settings(np.dtype(reward_dtype).name, keep_values, digest, on_error)
@@ -91,7 +102,7 @@ class LedgerCallback(RLlibCallback):
             except Exception as error:  # never the run's
                 logger.warning("stepledger: what an EnvRunner sampled could not be recorded: %r", error)
         for taps in self._taps[:-1]:  # of a vector env that is not there any more
-            taps.stop_recording()
+            taps.each("stop_recording")
         del self._taps[:-1]
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
@@ -99,12 +110,12 @@ class LedgerCallback(RLlibCallback):
         callbacks = force_list(algorithm.callbacks)
         if sum(isinstance(one, LedgerCallback) for one in callbacks) > 1:
             raise LedgerError("this config has two LedgerCallbacks: leave one of them out.")
-        self._job = Job(algorithm, self._directory, self._settings, resume=self._resume)
+        self._job = Job(algorithm, self._directory, self._settings, self._watch, resume=self._resume)
 
-    def on_train_result(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """See to what has changed in the last iteration."""
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        """See to what has changed in the last iteration, and compare what it has brought."""
         if self._job is not None:
-            self._job.trained()
+            self._job.trained(result)
 
     def on_env_runners_recreated(
         self, *, env_runner_group: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **kwargs: Any
@@ -124,6 +135,9 @@ def attach(
     directory: str | os.PathLike[str],
     *,
     resume: bool = False,
+    compare_every: int | None = None,
+    on_difference: OnDifference = "log",
+    retain: Retain = "all",
     reward_dtype: npt.DTypeLike = np.float64,
     keep_values: bool = False,
     digest: str = "xxh3_64",
@@ -135,6 +149,9 @@ def attach(
         config: Any algorithm's config on the new API stack.
         directory: The run directory; a relative one is resolved now.
         resume: As in `LedgerCallback`.
+        compare_every: Likewise.
+        on_difference: Likewise.
+        retain: Likewise.
         reward_dtype: Likewise.
         keep_values: Likewise.
         digest: Likewise.
@@ -151,6 +168,7 @@ def attach(
         what = "one that was built already" if isinstance(config, AlgorithmConfig) else f"a {type(config).__name__}"
         raise LedgerError(f"attach() takes an algorithm's config, and not {what}: call it before config.build_algo().")
     check_config(config)
+    Watch(compare_every, on_difference, retain)
     present = [one for one in force_list(config.callbacks_class) if one is not RLlibCallback]
     if any(_makes_ledgers(one) for one in present):
         raise LedgerError("this config has a LedgerCallback already: leave one of them out.")
@@ -158,6 +176,9 @@ def attach(
         LedgerCallback,
         os.path.abspath(directory),
         resume=resume,
+        compare_every=compare_every,
+        on_difference=on_difference,
+        retain=retain,
         reward_dtype=reward_dtype,
         keep_values=keep_values,
         digest=digest,

@@ -19,9 +19,10 @@ import ray
 from stepledger import Comparison, compare
 from stepledger.errors import LedgerError
 
+from .live import Live, Watch, metrics
 from .nodes import TIMEOUT, claim, collect
 from .run import REMAKES, Run, Settings
-from .taps import LearnerTap, episode_space, taps_of
+from .taps import RECORDERS, LearnerTap, episode_space, taps_of
 
 __all__ = ["Job", "finish"]
 
@@ -51,12 +52,14 @@ class Job:
         algorithm: The algorithm, just built.
         directory: As given to `LedgerCallback`.
         settings: How the taps record.
+        watch: When it is compared while it trains.
+        resume: As given to `LedgerCallback`.
 
     Raises:
         LedgerError: This algorithm can't be recorded.
     """
 
-    def __init__(self, algorithm: Any, directory: str, settings: Settings, *, resume: bool = False) -> None:
+    def __init__(self, algorithm: Any, directory: str, settings: Settings, watch: Watch, *, resume: bool = False) -> None:
         check_config(algorithm.config)
         self._algorithm = weakref.proxy(algorithm)
         self.run = Run.begin(directory, algorithm, settings, resume=resume)
@@ -79,6 +82,8 @@ class Job:
         }
         if not self.run.offline:
             self._put_learner_taps()
+        self._watch = watch
+        self._live = None if watch.compare_every is None else Live(self.run, watch)
         self._hook_cleanup(algorithm)
         taps = "env, vector and episode of the evaluation" if self.run.offline else "env, vector, episode and learner"
         print(f"stepledger: recording the taps {taps} into {self.run.directory}", flush=True)
@@ -116,8 +121,26 @@ class Job:
                 raise LedgerError(f"Learner {index} gave no answer within {TIMEOUT:.0f} s, so that its tap is missing.")
             self._heard(answers)
 
-    def trained(self) -> None:
-        """After each training iteration: an aggregator that was restarted has no tap. Asks without waiting, and hears the next time."""
+    def trained(self, result: dict[str, Any]) -> None:
+        """After each training iteration: see to restarted aggregators, and compare what is due."""
+        self._ask_aggregators()
+        every = self._watch.compare_every
+        if self._live is None or every is None or self._algorithm.iteration % every:
+            return
+        try:
+            self._everywhere("write_journal")
+            comparison, drop = self._live.compare(self._nodes)
+            result["stepledger"] = metrics(comparison)
+            if self._live.tell(comparison):
+                result["done"] = True
+            if drop:
+                self._everywhere("forget", drop)
+        except Exception as error:  # whatever is wrong with the cluster: the run goes on
+            logger.warning("stepledger: comparing while it trains has ended, the ledgers are compared at the end: %s", error)
+            self._live = None
+
+    def _ask_aggregators(self) -> None:
+        """An aggregator that was restarted has no tap. Asks without waiting, and hears the next time."""
         manager = getattr(self._algorithm, "_aggregator_actor_manager", None)
         if manager is None:
             return
@@ -170,6 +193,13 @@ class Job:
         except Exception as error:
             logger.warning("stepledger: restarted EnvRunners %s are not recorded: %s", list(indices), error)
 
+    def _everywhere(self, method: str, *args: Any) -> None:
+        """Call a method of all ledgers."""
+        for call in self._pipelines():
+            call(functools.partial(_at_learner, method=method, args=args))
+        for group in self._runner_groups():
+            group.foreach_env_runner(functools.partial(_at_runner, method=method, args=args), timeout_seconds=TIMEOUT)
+
     def compare(self, stop: bool = False) -> Comparison:
         """Have all ledgers written, and compare them.
 
@@ -181,17 +211,19 @@ class Job:
         """
         problems: list[str] = []
         if not self._ended and ray.is_initialized():  # not where a script has called ray.shutdown() first
-            write = functools.partial(_write_runner, stop=stop)
-            for group in self._runner_groups():
-                group.foreach_env_runner(write, timeout_seconds=TIMEOUT)
-            for call in self._pipelines():
-                call(functools.partial(_write_learner, stop=stop))
+            self._everywhere("stop_recording" if stop else "flush")
             problems = collect(self.run, self._nodes)
-        comparison = compare(self.run.directory)
+        comparison = self._compared(stop)
         if not problems:
             return comparison
         first, *others = comparison.hops
         return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *problems)), *others))
+
+    def _compared(self, stop: bool) -> Comparison:
+        """The comparison of all that was recorded: from the ledgers, or as it was found on the way where they hold only a part."""
+        if self._watch.retain == "all" or self._live is None or self._ended:
+            return compare(self.run.directory)
+        return self._live.compare(self._nodes, end=stop)[0]
 
     def end(self) -> None:
         """Compare for the last time, print the report and write ``report.json``; never raises."""
@@ -290,21 +322,16 @@ def _put_learner_tap(learner: Any, run: Run, index: int, **options: Any) -> Answ
     return Answer(who, node)
 
 
-def _write_runner(env_runner: Any, stop: bool) -> None:
-    """In an EnvRunner: write its ledgers."""
+def _at_runner(env_runner: Any, method: str, args: tuple[Any, ...]) -> None:
+    """In an EnvRunner: call a method of its ledgers."""
     taps = taps_of(env_runner) if env_runner.env is not None else None
-    if taps is not None and stop:
-        taps.stop_recording()
-    elif taps is not None:
-        taps.flush()
+    if taps is not None:
+        taps.each(method, *args)
 
 
-def _write_learner(learner: Any, stop: bool) -> None:
+def _at_learner(learner: Any, method: str, args: tuple[Any, ...]) -> None:
     """In a Learner or aggregator: likewise."""
     pipeline = learner._learner_connector
     for piece in [] if pipeline is None else pipeline.connectors:
         if isinstance(piece, LearnerTap):
-            if stop:
-                piece.recorder.close()
-            else:
-                piece.recorder.flush()
+            getattr(piece.recorder, RECORDERS[method])(*args)

@@ -49,6 +49,7 @@ class Run:
         settings: How its taps record.
         gamma: The algorithm's discount factor.
         replays: Whether what it learns from comes out of a replay buffer.
+        horizon: Number of sampled steps after which one won't be learned from any more.
         offline: Whether it learns from a dataset, so that only its evaluation samples.
         incarnation: Number of the first incarnation of its runners: 0, or more where it goes on after an earlier one.
     """
@@ -60,6 +61,7 @@ class Run:
     settings: Settings
     gamma: float
     replays: bool
+    horizon: int
     offline: bool
     incarnation: int
 
@@ -85,6 +87,7 @@ class Run:
             settings=settings,
             gamma=float(algorithm.config.gamma),
             replays=algorithm.local_replay_buffer is not None,
+            horizon=_horizon(algorithm),
             offline=bool(algorithm.config.is_offline),
             incarnation=0,
         )
@@ -121,6 +124,16 @@ class Run:
             return bool(_read(Path(self.directory) / _FILE)["id"] == self.id)
         except (LedgerError, KeyError):
             return False
+
+
+#: Steps by which an asynchronous learner may be behind.
+_BEHIND = 1 << 20
+
+
+def _horizon(algorithm: Any) -> int:
+    capacity = getattr(algorithm.local_replay_buffer, "capacity", None)
+    # A buffer drops whole episodes, so that it may hold a few more steps than it should; and what was sampled is not there at once.
+    return _BEHIND if capacity is None else int(1.2 * capacity) + (1 << 16)
 
 
 def trial_of(storage: Any) -> str:

@@ -25,7 +25,7 @@ from stepledger.recorder import BatchRecorder, describe, reward_bits
 
 from .run import Run, Settings
 
-__all__ = ["LearnerTap", "RunnerTaps"]
+__all__ = ["RECORDERS", "LearnerTap", "RunnerTaps", "taps_of"]
 
 #: RLlib's own pieces of an env-to-module pipeline, none of which changes an episode. Any other piece may write into it.
 _READ_ONLY = {
@@ -48,6 +48,9 @@ _KNOWN_ACTION_PIECES = {
     "TensorToNumpy",
     "UnBatchToIndividualItems",
 }
+
+#: A method of the wrappers -> that of their recorders.
+RECORDERS = {"write_journal": "write", "forget": "forget", "flush": "flush", "stop_recording": "close"}
 
 #: Algorithms that learn from each sampled step exactly once.
 EACH_STEP_ONCE = {"PPO"}
@@ -112,23 +115,16 @@ class RunnerTaps:
         # Of each environment, only the episode that goes on is asked for again.
         self._stream_of = {id_: env for env, id_ in {env: id_ for id_, env in self._stream_of.items()}.items()}
 
-    def flush(self) -> None:
-        """Write all ledgers of these taps as they are."""
-        self._each("flush")
-
-    def stop_recording(self) -> None:
-        """Write all ledgers of these taps for good."""
-        self._each("stop_recording")
-
-    def _each(self, method: str) -> None:
+    def each(self, method: str, *args: Any) -> None:
+        """Call a method of all ledgers of these taps: ``write_journal``, ``forget``, ``flush`` or ``stop_recording``."""
         base = self.vector.unwrapped
         if self._env_side is not None:
-            getattr(self._env_side, method)()
+            getattr(self._env_side, method)(*args)
         elif self._has_env_side and not base.closed:
-            base.call(method)
-        getattr(self.vector, method)()
+            base.call(method, *args)
+        getattr(self.vector, method)(*args)
         if self._episodes is not None:
-            getattr(self._episodes.recorder, "flush" if method == "flush" else "close")()
+            getattr(self._episodes.recorder, RECORDERS[method])(*args)
 
 
 def taps_of(env_runner: Any) -> RunnerTaps | None:
@@ -335,6 +331,7 @@ class LearnerTap(ConnectorV2):
             # A replay buffer joins an episode's chunks by SingleAgentEpisode.concat_episode(), which keeps one end flag (ray 2.60).
             flags="exclusive" if run.replays else "both",
             replays=run.replays,
+            horizon=run.horizon,
             run=run.id,
             taps=["learner"],
             runners=list(runners),

@@ -1,0 +1,95 @@
+"""Reading what is added to ledgers while they are being recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .format import JOURNAL, SEALED, StreamKey
+from .journal import is_locked, scan
+from .ledger import ForeignFileError, Ledger, Streams, find, ledger_of, read
+
+__all__ = ["Follower"]
+
+
+@dataclass
+class _Followed:
+    """How far a ledger was read.
+
+    Attributes:
+        taken: Number of events of each stream, from the first of all.
+        position: In its journal.
+        begins: What its journal said had been dropped before: another file has taken its place where that has changed.
+        sealed: Size and time of its sealed file, once that was read.
+    """
+
+    taken: dict[StreamKey, int] = field(default_factory=dict)
+    position: tuple[int, int] | None = None
+    begins: Any = None
+    sealed: tuple[int, float] | None = None
+
+
+class Follower:
+    """Reads the ledgers of a directory bit by bit.
+
+    Args:
+        directory: The run directory.
+        run: Identity of the run; ledgers of other ones are left alone.
+    """
+
+    def __init__(self, directory: Path, run: str) -> None:
+        self._directory = directory
+        self._run = run
+        self._followed: dict[Path, _Followed] = {}
+
+    def news(self) -> list[Ledger]:
+        """The ledgers with what has been written since the last time; those that have not changed are left out.
+
+        Raises:
+            LedgerError: A file is damaged.
+        """
+        ledgers = []
+        for name in find(self._directory):
+            try:
+                ledger = self._more(name, self._followed.setdefault(name, _Followed()))
+            except (FileNotFoundError, ForeignFileError):  # its recorder has closed it just now, or it is somebody else's
+                continue
+            if ledger is not None and ledger.meta.get("run", "") == self._run:
+                ledgers.append(ledger)
+        return ledgers
+
+    def _more(self, name: Path, followed: _Followed) -> Ledger | None:
+        journal, sealed = name.with_suffix(JOURNAL), name.with_suffix(SEALED)
+        if journal.exists() and ((alive := is_locked(journal)) or not sealed.exists()):
+            return self._from_journal(name, journal, alive, followed)
+        stat = sealed.stat()
+        if followed.sealed == (stat.st_size, stat.st_mtime):
+            return None
+        followed.sealed = stat.st_size, stat.st_mtime
+        return self._new(read(sealed), followed, name)
+
+    def _from_journal(self, name: Path, journal: Path, alive: bool, followed: _Followed) -> Ledger | None:
+        if not journal.stat().st_size:
+            return None
+        written = scan(journal, followed.position)
+        goes_on = followed.position is not None and written.meta.get("begins") == followed.begins
+        if not goes_on:
+            written = scan(journal)
+        followed.position, followed.begins = written.position, written.meta.get("begins")
+        part = replace(ledger_of(journal, written), open_end=not alive)
+        if goes_on:
+            streams = [replace(stream, begin=followed.taken[key]) for key, stream in part.streams.items()]
+            part = replace(part, streams=Streams(streams))
+        return self._new(part, followed, name) if part.events or part.open_end or not goes_on else None
+
+    @staticmethod
+    def _new(ledger: Ledger, followed: _Followed, name: Path) -> Ledger:
+        """The ledger without the events that were taken before."""
+        streams = []
+        for key, stream in ledger.streams.items():
+            taken = followed.taken.get(key, 0)
+            new = stream.after(max(0, taken - stream.begin))
+            followed.taken[key] = new.begin + len(new)
+            streams.append(new)
+        return replace(ledger, path=name, streams=Streams(streams))

@@ -1,0 +1,148 @@
+"""RLlib: comparing while training goes on, and what may be dropped then."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from faults import Dose, FaultyEnv  # noqa: E402
+from ray import tune  # noqa: E402
+from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
+from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.algorithms.ppo import PPO  # noqa: E402
+from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
+from test_rllib import HOPS, Walk, config  # noqa: E402
+
+from stepledger import LedgerError, compare, read  # noqa: E402
+from stepledger_ray import attach, finish  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+
+class FaultsInEnvs(RLlibCallback):
+    """Puts faults outside the ledgers of the first environments; listed behind LedgerCallback."""
+
+    def __init__(self, dose: Dose, faults: tuple[str, ...]) -> None:
+        self.dose, self.faults = dose, faults
+
+    def on_environment_created(self, *, env_runner: Any, env: Any, **kwargs: Any) -> None:
+        envs = env.unwrapped.envs
+        for index, fault in enumerate(self.faults):
+            envs[index] = FaultyEnv(envs[index], fault, self.dose, index=index)
+
+
+def with_faults(one: Any, dose: Dose, *faults: str) -> Any:
+    return one.callbacks([*one.callbacks_class, functools.partial(FaultsInEnvs, dose, faults)])
+
+
+def trained(one: Any, iterations: int) -> tuple[Any, list[dict[str, Any]]]:
+    algorithm = one.build_algo()
+    return algorithm, [algorithm.train() for _ in range(iterations)]
+
+
+@pytest.mark.parametrize("runners", [0, 2])
+def test_each_result_says_what_was_compared_so_far(tmp_path, runners):
+    algorithm, results = trained(attach(config(runners), tmp_path, compare_every=2), 5)
+    assert ["stepledger" in result for result in results] == [False, True, False, True, False]
+    found = [result["stepledger"] for result in results if "stepledger" in result]
+    assert [one["differences"] for one in found] == [0, 0]
+    assert 0 < found[0]["events_compared"] < found[1]["events_compared"]
+    assert all(one[name.replace(" -> ", "_to_")]["events_compared"] > 0 for one in found for name in HOPS)
+    algorithm.stop()
+    assert compare(tmp_path).exit_status == 0
+    assert found[1]["events_compared"] < compare(tmp_path).events
+
+
+@pytest.mark.parametrize("retain", ["all", "differences"])
+def test_what_is_found_on_the_way_is_what_is_found_at_the_end(tmp_path, retain, capsys):
+    """Also with faults, at any of the hops' ends; and the first of them is told once, in full."""
+    one = attach(config(1), tmp_path / "run", compare_every=1, retain=retain)
+    algorithm, results = trained(with_faults(one, Dose(0.02), "obs:scale", "step:lost"), 4)
+    told = [line for line in capsys.readouterr().out.splitlines() if "env -> vector: runner 1, env " in line]
+    assert len(told) == 1
+    counts = [result["stepledger"]["differences"] for result in results]
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
+    last = finish(algorithm)
+    algorithm.stop()
+    report = capsys.readouterr().out
+    whole = compare(tmp_path / "run")
+    assert f"{sum(hop.differences for hop in last.hops)} differences" in report
+    if retain == "all":
+        assert [hop.differences for hop in whole.hops] == [hop.differences for hop in last.hops]
+        assert whole.differences == last.differences
+    assert whole.differences[0] == last.differences[0]
+    assert not results[-1].get("done")
+
+
+def test_stop_ends_a_trial_cleanly_at_the_first_difference(tmp_path):
+    one = attach(config(1), tmp_path / "run", compare_every=1, on_difference="stop")
+    one = with_faults(one, Dose(), "obs:scale", "obs:scale")
+    results = tune.Tuner(
+        PPO,
+        param_space=one,
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 50}, verbose=0),
+    ).fit()
+    assert results[0].error is None
+    assert results[0].metrics["training_iteration"] < 5
+    assert results[0].metrics["stepledger"]["differences"] > 0
+    assert "stepledger/differences" in results.get_dataframe().columns
+    (directory,) = (path.parent for path in (tmp_path / "run").glob("*/run.json"))
+    assert (directory / "report.json").exists()
+
+
+def test_without_a_difference_the_space_on_disk_stays_bounded(tmp_path):
+    one = attach(config(1, envs=1).training(train_batch_size=4000, minibatch_size=4000), tmp_path, compare_every=1, retain="differences")
+    algorithm = one.build_algo()
+    sizes = []
+    for _ in range(4):
+        algorithm.train()
+        sizes.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()))
+    assert max(sizes) < 1.5 * sizes[0]
+    last = finish(algorithm)
+    assert last.exit_status == 0
+    assert last.hops[2].coverage == {"sampled": 16000, "learned_once": 16000, "learned_more_than_once": 0, "never_learned": 0}
+    algorithm.train()
+    algorithm.stop()
+    kept = read(next(tmp_path.glob("*-env-0.npz")) if list(tmp_path.glob("*-env-0.npz")) else next(tmp_path.glob("*env-0*")))
+    (stream,) = kept.streams.values()
+    assert stream.begin > 10_000
+    again = compare(tmp_path)
+    assert again.exit_status == 0
+    assert "compared while it ran, and dropped" in str(again)
+
+
+@pytest.mark.parametrize("retain", ["all", "differences"])
+@pytest.mark.parametrize("algorithm", ["dqn", "impala"])
+def test_learners_that_come_late_raise_no_alarm(tmp_path, algorithm, retain):
+    if algorithm == "dqn":
+        one = DQNConfig().environment(Walk, env_config={"box": False}).env_runners(num_envs_per_env_runner=2)
+        one.training(train_batch_size=32, num_steps_sampled_before_learning_starts=50, n_step=3)
+    else:
+        one = IMPALAConfig().environment(Walk, env_config={"box": False}).env_runners(num_env_runners=2, rollout_fragment_length=20)
+        one.training(train_batch_size_per_learner=80).learners(num_learners=0)
+    one.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=100, min_train_timesteps_per_iteration=100)
+    built, results = trained(attach(one, tmp_path, compare_every=1, retain=retain), 15)
+    assert all(result["stepledger"]["differences"] == 0 for result in results)
+    built.stop()
+    assert compare(tmp_path).equal
+    assert compare(tmp_path).complete
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"compare_every": 0}, "compare_every=0 is no number of iterations"),
+        ({"compare_every": 1, "on_difference": "die"}, "on_difference='die' is unknown"),
+        ({"compare_every": 1, "retain": "none"}, "retain='none' is unknown"),
+        ({"retain": "differences"}, "pass compare_every="),
+        ({"on_difference": "stop"}, "pass compare_every="),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_once(tmp_path, options, says):
+    with pytest.raises(LedgerError, match=says):
+        attach(config(), tmp_path, **options)
