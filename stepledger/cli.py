@@ -19,11 +19,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from .compare import compare
 from .errors import LedgerError
-from .ledger import Ledger, find, read
+from .ledger import Ledger, is_directory, read, read_all
 from .result import Progress
 
 __all__ = ["main"]
@@ -36,17 +36,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal can't show
     try:
-        status = int(options.run(options))
-        sys.stdout.flush()  # here, while what goes wrong with it can still be handled
-        return status
+        text, status = options.run(options)
     except LedgerError as error:
-        print(f"stepledger: {error}", file=sys.stderr)
+        _print(f"stepledger: {error}", sys.stderr)
+        return 2
+    try:
+        _print(text, sys.stdout)
     except OSError as error:
         # What is still in the buffer would be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # the reader of our output (head, a pager) has gone
-            print(f"stepledger: the output can't be written ({error.strerror}): make room, or write it elsewhere.", file=sys.stderr)
-    return 2
+        if isinstance(error, BrokenPipeError):  # the reader of our output (head, a pager) has gone
+            return 2
+        _print(f"stepledger: the output can't be written ({error.strerror}): make room, or write it elsewhere.", sys.stderr)
+        return 2
+    return int(status)
+
+
+def _print(text: str, file: TextIO | None) -> None:
+    """Print to a stream that may not be there: a daemon has none. What is wrong with stderr can't be said anywhere."""
+    try:
+        if file is not None:
+            print(text, file=file, flush=True)
+    except OSError:
+        if file is not sys.stderr:
+            raise
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,17 +83,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> tuple[str, int]:
     with _progress() as progress:
         result = compare(options.env_side, options.trainer_side, progress=progress)
-    print(json.dumps(result.to_dict(), indent=2) if options.format == "json" else result)
-    return result.exit_status
+    return (json.dumps(result.to_dict(), indent=2) if options.format == "json" else str(result)), result.exit_status
 
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
     """A progress bar for comparisons that take longer than a second, on a terminal only."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     try:
@@ -105,16 +117,12 @@ def _progress() -> Iterator[Progress | None]:
         bar.stop()
 
 
-def _info(options: argparse.Namespace) -> int:
+def _info(options: argparse.Namespace) -> tuple[str, int]:
     path: Path = options.path
-    paths = find(path) if path.is_dir() else [path]
-    if not paths:
+    ledgers = read_all(path)[0] if is_directory(path) else [read(path)]
+    if not ledgers:
         raise LedgerError(f"{path} holds no ledgers: name the directory that they were written to.")
-    for number, one in enumerate(paths):
-        if number:
-            print()
-        print(_describe(read(one)))
-    return 0
+    return "\n\n".join(map(_describe, ledgers)), 0
 
 
 def _describe(ledger: Ledger) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from .errors import LedgerError
 from .events import EventHop
 from .format import JOURNAL, SEALED, StreamKey
-from .ledger import ForeignFileError, Ledger, find, read
+from .ledger import Ledger, is_directory, read, read_all
 from .result import Comparison, Counter, Difference, Hop, Progress, Tally
 from .transitions import TransitionHop
 
@@ -41,8 +41,12 @@ def compare(
     Raises:
         LedgerError: There is nothing to compare, a ledger can't be read, or the two sides were recorded with different settings.
     """
-    ledgers = _load(Path(env_side), None if trainer_side is None else _named(trainer_side))
-    return compare_ledgers(ledgers, progress)
+    ledgers, empty = _load(Path(env_side), None if trainer_side is None else _named(trainer_side))
+    comparison = compare_ledgers(ledgers, progress)
+    if not empty:
+        return comparison
+    first, *others = comparison.hops
+    return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *empty)), *others))
 
 
 def _named(trainer_side: str | os.PathLike[str]) -> Path:
@@ -51,25 +55,20 @@ def _named(trainer_side: str | os.PathLike[str]) -> Path:
     return path if path.suffix in (SEALED, JOURNAL) or path.exists() else path.with_name(f"{path.name}{SEALED}")
 
 
-def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
-    if not env_side.exists() and trainer_side is None:
-        raise LedgerError(f"{env_side} is not there: name the directory that the ledgers were written to.")
-    if trainer_side is not None and trainer_side.is_dir():
+def _load(env_side: Path, trainer_side: Path | None) -> tuple[list[Ledger], list[str]]:
+    is_run, empty = is_directory(env_side), list[str]()
+    if trainer_side is not None and is_directory(trainer_side):
         raise LedgerError(f"{trainer_side} is a directory: name the file that was given to LedgerVectorEnv or LedgerVecEnv.")
-    if env_side.is_dir():
+    if is_run:
         trainer = None if trainer_side is None else trainer_side.with_suffix("").resolve()
-        paths = [path for path in find(env_side) if path.with_suffix("").resolve() != trainer]
+        found, empty = read_all(env_side)
+        ledgers = [ledger for ledger in found if ledger.path.with_suffix("").resolve() != trainer]
     elif trainer_side is None:
+        if not env_side.exists():
+            raise LedgerError(f"{env_side} is not there: name the directory that the ledgers were written to.")
         raise LedgerError(f"{env_side} is one ledger, and comparing takes two sides: name the directory, or the other side's file too.")
     else:
-        paths = [env_side]
-    ledgers = []
-    for path in paths:
-        try:
-            ledgers.append(read(path))
-        except ForeignFileError:
-            if not env_side.is_dir():
-                raise
+        ledgers = [read(env_side)]
     if not ledgers and trainer_side is None:
         raise LedgerError(f"{env_side} holds no ledgers: name the directory that they were written to.")
     if trainer_side is not None:
@@ -84,7 +83,7 @@ def _load(env_side: Path, trainer_side: Path | None) -> list[Ledger]:
                 "or LedgerVecEnv."
             )
         ledgers.append(trainer_ledger)
-    return ledgers
+    return ledgers, empty
 
 
 def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None) -> Comparison:

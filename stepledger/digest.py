@@ -366,7 +366,10 @@ class SpaceDigest:
             if digest not in DIGESTS:
                 raise LedgerError(f"digest {digest!r} is unknown: use one of {', '.join(DIGESTS)}.")
             digest = DIGESTS[digest]
+        self._made_of = space, digest
         found = _leaves(space, digest)
+        if not found:
+            raise LedgerError(f"the space {space} has no values, so that there is nothing to record: leave the ledger out.")
         self.paths: list[Path] = [path for path, _ in found]
         self._leaves: list[_Leaf] = [leaf for _, leaf in found]
         self._hash = digest
@@ -382,6 +385,9 @@ class SpaceDigest:
                 "leaves": [[list(path), leaf.description] for path, leaf in found],
             }
             self.one = self._one
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpaceDigest, self._made_of
 
     def _one(self, value: Any) -> bytes:
         return self._hash(b"".join(leaf.one(_at(value, path)) for path, leaf in zip(self.paths, self._leaves)), self._seed)

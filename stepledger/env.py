@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
-from .recorder import RESET_FLAG, ROW, ROW_BYTES, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG, Recorder, describe
+from .recorder import RESET_FLAG, ROW, Recorder, describe
 from .recording import OnError, check_on_error
 
 __all__ = ["LedgerEnv"]
@@ -156,7 +156,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             recorder.used_after_close()
         else:
             try:
-                recorder.append(ROW.pack(MISSING, recorder.digest_observation(result[0]), 0.0), _RESET)
+                recorder.append(_row(MISSING, recorder.digest_observation(result[0]), 0.0, False, False)[:-2] + _RESET)
             except BaseException as error:
                 recorder.fail(error)
         return result
@@ -175,16 +175,12 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         result = self.env.step(action)
         try:
             observation, reward, terminated, truncated, _ = result
-            h_observation = recorder.digest_observation(observation)
-            if terminated or truncated:
-                recorder.append(ROW.pack(h_action, h_observation, reward), _ENDS[bool(terminated), bool(truncated)])
-            else:
-                at = recorder.at
-                try:
-                    _write_row(recorder.window, at, h_action, h_observation, reward)
-                    recorder.at = at + ROW_BYTES
-                except struct.error:  # no room
-                    recorder.append(ROW.pack(h_action, h_observation, float(reward)))
+            buffer = recorder.buffer
+            buffer += _row(h_action, recorder.digest_observation(observation), reward, terminated, truncated)
+            if len(buffer) >= recorder.limit:
+                recorder.tick()
+        except struct.error:
+            recorder.fail(LedgerError(f"the reward {reward!r} is no number."))
         except BaseException as error:
             recorder.fail(error)
         return result
@@ -236,12 +232,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 #: What a copy makes for itself.
 _RUNTIME = {"_recorder", "_observations", "_actions", "_meta"}
 
-_write_row = ROW.pack_into
+_row = ROW.pack
 
-#: A recorder's marks.
-_RESET = bytes([RESET_FLAG])
-_ENDS = {
-    (terminated, truncated): bytes([STEP_FLAG | TERMINATED_FLAG * terminated | TRUNCATED_FLAG * truncated])
-    for terminated in (False, True)
-    for truncated in (False, True)
-}
+#: What stands for the flags of a reset.
+_RESET = bytes([RESET_FLAG, 0])

@@ -284,6 +284,11 @@ class _Pair:
         if ledger.open_end:
             self._unknown = f"the last {_events(edit.length)} can't be compared, because the ledger of the tap {tap!r} has no end"
             return True
+        if ledger.meta.get("exited"):
+            self._unknown = (
+                f"the last {_events(edit.length)} can't be compared, because the tap {tap!r} was not closed before the interpreter ended"
+            )
+            return True
         side, begin = (self.a, edit.first) if edit.kind == "lost" else (self.b, edit.second)
         # In same-step mode a step that ended its episode brought a reset with it.
         one = edit.length == 1 or side["kind"][begin:].tolist() == [STEP, RESET]
@@ -362,6 +367,8 @@ class _Pair:
     def _texts(self, name: str, i: int, j: int) -> tuple[str, str]:
         """What both sides have in a field; of a value with several parts, those that differ."""
         first, second = self._text(self.first, self.a, name, i), self._text(self.second, self.b, name, j)
+        if first and first == second:  # kept values have the shape of the space
+            return (_joined(first), "the same values in another shape")
         if not (isinstance(first, list) and isinstance(second, list)):
             return (_joined(first), _joined(second))
         paths = self.first_ledger.meta["leaves"]["obs" if name == "obs" else "act"]

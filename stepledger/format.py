@@ -24,6 +24,7 @@ xxh3_64, seeded with the checksum before it, so that a record that is cut, chang
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,6 +180,7 @@ _OPTIONAL_ENTRIES: Meta = {
     "stopped": str,
     "conflicts_with": str,
     "in_flight": bool,
+    "exited": bool,
     "flags": str,
     "group": str,
     "each_step_once": bool,
@@ -212,6 +214,7 @@ def _is_meta(meta: Meta) -> bool:
         and all(name.isidentifier() and name not in own and descr in ("<u8", "<i8") for name, descr in columns.items())
         and isinstance(keys, list)
         and all(_is_key(key) for key in keys)
+        and len({tuple(key) for key in keys}) == len(keys)
         and len(meta.get("begins", keys)) == len(keys)
         and all([type(part) for part in begin] == [int, int, int] and min(begin) >= -1 for begin in meta.get("begins", []))
         and all(_is_layouts(values.get(which)) for which in ("obs", "act"))
@@ -245,7 +248,10 @@ def _is_layouts(layouts: Any) -> bool:
         for layout in layouts:
             if layout is not None:
                 descr, shape = layout
-                if np.dtype(descr).hasobject or not np.dtype(descr).itemsize or not all(type(n) is int and n >= 0 for n in shape):
+                dtype = np.dtype(descr)
+                if dtype.hasobject or not dtype.itemsize or len(shape) > 31 or not all(type(n) is int and n >= 0 for n in shape):
+                    return False
+                if dtype.itemsize * math.prod(max(n, 1) for n in shape) >= 1 << 48:
                     return False
     except (TypeError, ValueError):
         return False

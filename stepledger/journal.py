@@ -6,6 +6,7 @@ open block. `Journal.seal` turns the journal into ``NAME.npz`` by a temporary na
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import itertools
@@ -25,7 +26,7 @@ import xxhash
 
 from .digest import Layout
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, EpisodeCounter, Meta, begins_of, checked_meta, event_dtype, layouts_of
+from .format import JOURNAL, SEALED, TRANSITION, EpisodeCounter, Meta, begins_of, checked_meta, event_dtype, layouts_of
 from .sealed import write_sealed
 
 try:
@@ -35,6 +36,8 @@ except ImportError:  # Windows: two recorders of one name are told apart by the 
 
 __all__ = ["Block", "Journal", "Scan", "scan"]
 
+#: Bytes of a journal from which on events are dropped.
+_WORTH_IT = 1 << 16
 #: Bytes of a mapped journal that may stay in memory.
 _KEEP_MAPPED = 1 << 24
 #: Bytes that the system maps at least, around each that is touched.
@@ -65,6 +68,10 @@ class Block:
         return Block(self.events[keep], values)
 
 
+class EmptyFileError(LedgerError):
+    """A journal whose recorder was stopped before it wrote anything."""
+
+
 class NameTakenError(LedgerError):
     """Somebody else records under this name at this moment."""
 
@@ -88,7 +95,7 @@ class Journal:
         self._journal = path.with_suffix(JOURNAL)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._open()
-        self._checksum = 0
+        self._end = self._checksum = 0
         try:
             self._append(np.frombuffer(json.dumps(meta).encode(), np.uint8))
         except BaseException:
@@ -128,16 +135,26 @@ class Journal:
             while view:  # a raw file may write less than asked for
                 view = view[self._file.write(view) :]
         self._checksum = checksum
+        self._end += len(data) + 8
 
     def append(self, block: Block) -> None:
         """Write one block to the file; it survives this process's death from then on."""
-        self._append(block.events)
-        for values in block.values:
-            for part in values if isinstance(values, tuple) else (values,):
-                self._append(part)
+        before = self._end, self._checksum
+        try:
+            self._append(block.events)
+            for values in block.values:
+                for part in values if isinstance(values, tuple) else (values,):
+                    self._append(part)
+        except BaseException:  # nothing can be read behind a part of a block
+            self._end, self._checksum = before
+            with contextlib.suppress(OSError):
+                os.truncate(self._journal, self._end)
+            raise
 
     def forget(self, events: Sequence[int]) -> None:
-        """Drop the first events of each stream, as many as these since its first of all."""
+        """Drop the first events of each stream, as many as these since its first of all, where that makes the file much smaller."""
+        if self._end < _WORTH_IT:
+            return
         written = scan(self._journal)
         begins = begins_of(self.meta)
         counters = [EpisodeCounter(last) for _, last in begins]
@@ -155,18 +172,27 @@ class Journal:
             if keep.any():
                 blocks.append(block.only(keep))
         marks = [[begin + int(number), *(counter.last or (0, -1))] for (begin, _), number, counter in zip(begins, dropped, counters)]
-        self.meta = {**self.meta, "begins": marks}
+        self._rewrite({**self.meta, "begins": marks}, blocks)
+
+    def _rewrite(self, meta: Meta, blocks: Sequence[Block]) -> None:
+        """Put another journal in the place of this one."""
+        before = self._file, self._end, self._checksum
         temporary = self._journal.with_name(f"{self._journal.name}.{os.getpid()}.tmp")
-        before, self._file = self._file, open(temporary, "wb", buffering=0)
+        self._file = open(temporary, "ab", buffering=0)
         try:
             _lock(self._file)
-            self._checksum = 0
-            self._append(np.frombuffer(json.dumps(self.meta).encode(), np.uint8))
+            self._end = self._checksum = 0
+            self._append(np.frombuffer(json.dumps(meta).encode(), np.uint8))
             for block in blocks:
                 self.append(block)
             os.replace(temporary, self._journal)
-        finally:
-            before.close()
+        except BaseException:
+            self._file.close()
+            self._file, self._end, self._checksum = before
+            temporary.unlink(missing_ok=True)
+            raise
+        self.meta = meta
+        before[0].close()
 
     def seal(self, **changes: Any) -> None:
         """Write all events so far as a sealed ledger, with these changes to the meta. The journal stays, and can be appended to."""
@@ -340,7 +366,7 @@ def scan(path: Path, position: tuple[int, int] | None = None) -> Scan:
         OSError: It can't be read.
     """
     if path.stat().st_size == 0:
-        raise LedgerError(f"{path} is empty, its recorder was stopped before it could write: delete it, or record again.")
+        raise EmptyFileError(f"{path} is empty, its recorder was stopped before it could write: delete it, or record again.")
     mapped = _Mapped(path)
     records = _Records(mapped)
     try:
@@ -362,7 +388,7 @@ def scan(path: Path, position: tuple[int, int] | None = None) -> Scan:
         events = records.next(dtype)
         if events is None or events.ndim != 1:
             break
-        if len(events) and int(events["stream"].max()) >= len(meta["stream_keys"]):
+        if len(events) and (int(events["stream"].max()) >= len(meta["stream_keys"]) or int(events["kind"].max()) > TRANSITION):
             break
         values = _next_values(records, layouts, len(events))
         if values is None:

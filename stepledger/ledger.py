@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from .digest import Layout
 from .errors import LedgerError
 from .format import JOURNAL, SEALED, EpisodeCounter, Meta, StreamKey, begins_of, checked_meta, event_dtype, layouts_of
-from .journal import Scan, is_locked, scan
+from .journal import EmptyFileError, Scan, is_locked, scan
 
 __all__ = ["Ledger", "Stream", "Streams", "read"]
 
@@ -157,8 +158,10 @@ def read(path: str | os.PathLike[str]) -> Ledger:
         LedgerError: There is no such file, it is no ledger, of another version, or damaged.
     """
     path = Path(path)
-    if path.is_dir():
+    if is_directory(path):
         raise LedgerError(f"{path} is a directory: name one of the files in it.")
+    if path.exists() and not path.is_file():
+        raise LedgerError(f"{path} is no file: name one that was recorded.")
     sealed, journal = path.with_suffix(SEALED), path.with_suffix(JOURNAL)
     if path.suffix not in (SEALED, JOURNAL):
         sealed = path
@@ -213,7 +216,7 @@ def ledger_of(path: Path, journal: Scan) -> Ledger:
 
 
 def _texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> list[str]:
-    return [data[begin:end].tobytes().decode() for begin, end in itertools.pairwise(offsets)]
+    return [data[begin:end].tobytes().decode(errors="replace") for begin, end in itertools.pairwise(offsets)]
 
 
 def _from_sealed(path: Path) -> Ledger:
@@ -249,8 +252,9 @@ class _Sealed:
         columns = {name: self._array(name, dtype[name], (n,)) for name in dtype.names or () if name != "stream"}
         if (columns["kind"] > 2).any():
             raise LedgerError("its kinds of events are damaged: record again.")
-        for name in ("stream_index", "episode", "step"):  # derived from the others when they are needed, so only checked here
-            self._check(name)
+        self._array("stream_index", np.dtype(np.int64), (len(keys),))
+        for name in ("episode", "step"):  # derived from the others when they are needed, so only checked here
+            self._check(name, n)
         values = {name: self._values(name, layout, n) for name, layout in layouts_of(meta)}
         streams = [
             Stream(
@@ -273,7 +277,7 @@ class _Sealed:
 
     def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         info = self._archive.getinfo(f"{name}.npy")
-        with self._archive.open(info) as member:
+        with self._open(name) as member:
             found = _header(member)
             if found != (shape, dtype):
                 raise LedgerError(f"its column {name} is damaged: record again.")
@@ -290,17 +294,28 @@ class _Sealed:
         info = self._archive.getinfo(f"{name}.npy")
         if info.file_size > min(1 << 26, 1032 * self._size):
             raise LedgerError("its meta is damaged: record again.")
-        with self._archive.open(info) as member:
+        with self._open(name) as member:
             shape, dtype = _header(member)
             if shape != () or dtype.kind != "U":
                 raise LedgerError("its meta is damaged: record again.")
             return str(np.frombuffer(member.read(), dtype)[0])
 
-    def _check(self, name: str) -> None:
-        """Read a member to its end, which checks its checksum."""
-        with self._archive.open(f"{name}.npy") as member:
-            while member.read(1 << 20):
-                pass
+    def _check(self, name: str, n: int) -> None:
+        """Read a column of n integers to its end, which checks its checksum."""
+        with self._open(name) as member:
+            read = 0
+            whole = _header(member) == ((n,), np.dtype(np.int64))
+            while whole and (piece := member.read(1 << 20)):
+                read += len(piece)
+                whole = read <= 8 * n
+            if not whole or read < 8 * n:
+                raise LedgerError(f"its column {name} is damaged: record again.")
+
+    def _open(self, name: str) -> IO[bytes]:
+        info = self._archive.getinfo(f"{name}.npy")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others can make anything of a few bytes
+            raise LedgerError(f"its column {name} is compressed in a way that no ledger is: record again.")
+        return self._archive.open(info)
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -312,16 +327,57 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
+def is_directory(path: Path) -> bool:
+    """Whether this is a directory.
+
+    Raises:
+        LedgerError: Nobody can tell.
+    """
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise LedgerError(f"{path} can't be read ({error.strerror or error}): check the path and its permissions.") from None
+
+
+def read_all(directory: Path) -> tuple[list[Ledger], list[str]]:
+    """The ledgers in a directory and below it, without files of somebody else.
+
+    Returns:
+        The ledgers; a sentence for each whose recorder was stopped before it could write anything.
+
+    Raises:
+        LedgerError: The directory can't be read, or a ledger in it is damaged.
+    """
+    ledgers, empty = [], []
+    for path in find(directory):
+        try:
+            ledgers.append(read(path))
+        except EmptyFileError as error:
+            empty.append(str(error))
+        except ForeignFileError:
+            continue
+    return ledgers, empty
+
+
 def find(directory: Path) -> list[Path]:
     """The names (``*.npz``) of the ledgers in a directory and below it.
 
     Left out: recordings that were set aside (``env-0.old1.npz``, and what lies in a directory ``old1``) and hidden directories, such
     as the ``.venv`` of a project that is compared from its root.
+
+    Raises:
+        LedgerError: The directory can't be read.
     """
+
+    def refuse(error: OSError) -> None:
+        raise LedgerError(f"{error.filename} can't be read ({error.strerror or error}): check the path and its permissions.")
+
     names = set()
-    for parent, directories, files in os.walk(directory):
+    for parent, directories, files in os.walk(directory, onerror=refuse):
         directories[:] = [name for name in directories if not name.startswith(".") and not _SET_ASIDE.search(name)]
-        paths = [Path(parent, name) for name in files if name.endswith((SEALED, JOURNAL))]
+        paths = [path for name in files if name.endswith((SEALED, JOURNAL)) and (path := Path(parent, name)).is_file()]
         names |= {path.with_suffix(SEALED) for path in paths if not _SET_ASIDE.search(path.stem)}
     return sorted(names, key=_natural)
 

@@ -1,13 +1,15 @@
 """Streams of events: typed buffers on the hot path, a `Recording` behind them.
 
 A `Recorder` holds one row of events per call of the environment: one event for a single environment, one per environment for a vector
-env. Its buffer is public because the wrappers write rows into it without a call in between; everything else happens in `Recorder.tick`,
-which they call when there is no room for another row.
+env. Its buffer is public because the wrappers append rows without a call in between; everything else happens in `Recorder.tick`, which
+they call when the buffer is as long as `Recorder.limit`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import itertools
 import math
 import struct
 import time
@@ -22,7 +24,7 @@ import numpy.typing as npt
 
 from .digest import SpaceDigest
 from .errors import LedgerError
-from .format import FORMAT, RESET, REWARD_BITS, Meta, StreamKey, event_dtype, layouts_of
+from .format import FORMAT, REWARD_BITS, STEP, Meta, StreamKey, event_dtype, layouts_of
 from .journal import Block, Values
 from .recording import OnError, Recording
 
@@ -30,22 +32,21 @@ __all__ = [
     "ABSENT",
     "RESET_FLAG",
     "ROW",
-    "ROW_BYTES",
-    "STEP_FLAG",
-    "TERMINATED_FLAG",
-    "TRUNCATED_FLAG",
     "BatchRecorder",
     "Recorder",
     "describe",
 ]
 
-RESET_FLAG, STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG = 0, 1, 2, 4
-#: The slot's env had no event in this row.
-ABSENT = 255
+STEP_FLAG, TERMINATED_FLAG, TRUNCATED_FLAG = 1, 2, 4
+#: In the place of an env's terminated: this was a reset.
+RESET_FLAG = 0x80
+#: Likewise: the env had no event in this row.
+ABSENT = 0xFF
 
-#: A row of one stream: digest of the action, digest of the observation, reward.
-ROW = struct.Struct("=8s8sd")
-ROW_BYTES = ROW.size
+#: A row of one stream: digests of action and observation, reward, terminated, truncated.
+ROW = struct.Struct("=8s8sd??")
+#: Where the parts of a row begin and end, for each of its streams.
+_CUTS = (0, 8, 16, 24, 25, 26)
 
 #: Events that may be lost when the process is killed: a full block is written.
 FLUSH_EVENTS = 8192
@@ -125,12 +126,11 @@ class Recorder(Recording):
         on_error: As for every recording.
 
     Attributes:
-        window: The room for rows. A row has 8 bytes per stream for its actions' digests, then 8 per stream for its observations', then a
-            double per stream for its rewards, whose cast to the reward dtype happens later. One call writes it where there is just one
-            stream, see `ROW`.
-        at: Where the next row begins.
-        marks: The rows that are not a plain step of every stream, each as its number in the block and one byte per stream, see
-            `STEP_FLAG` and the others.
+        buffer: The rows of the open block. A row has 8 bytes per stream for the digests of its actions, then 8 for those of its
+            observations, then a double for its rewards, whose cast to the reward dtype happens later, then a byte each for terminated and
+            truncated; see `ROW`. It is appended in one operation, and dropped from the front in another, so that a flush by a signal
+            handler or another thread finds whole rows.
+        limit: Length of the buffer at which `tick` is to be called.
         digest_action: With `digest_observation`, of the environment, where there is just one. They are here because the env tap looks
             everything up on this one object: an attribute of a Gymnasium wrapper, which has a ``__getattr__``, costs several times more.
     """
@@ -140,8 +140,9 @@ class Recorder(Recording):
 
     def __init__(self, path: Path | None, meta: Meta, *, autoreset: bool = False, on_error: OnError = "warn") -> None:
         super().__init__(path, meta, on_error=on_error)
-        self.at = 0
-        self.marks: list[tuple[int, bytes]] = []
+        # Not lists of digests: those would keep an object per event alive, and what the cache holds of the environment would go.
+        self.buffer = bytearray()
+        self.limit = 1
         self.values: list[list[Any]] = [[] for which in ("obs", "act") for _ in meta["values"][which]]
         self._n = len(meta["stream_keys"])
         self._autoreset = autoreset
@@ -152,10 +153,7 @@ class Recorder(Recording):
         row_bytes = sum(_bytes_of(layout) for which in ("obs", "act") for layout in meta["values"][which])
         events = min(FLUSH_EVENTS, _FLUSH_BYTES // row_bytes if row_bytes else FLUSH_EVENTS)
         self._block = max(1, events // self._n)
-        # Not lists of digests: those would keep an object per event alive, and what the cache holds of the environment would go.
-        self._row_bytes = ROW_BYTES * self._n
-        self._buffer = bytearray(self._block * self._row_bytes)
-        self.window = memoryview(self._buffer)[:0]
+        self._row_bytes = ROW.size * self._n
 
     @property
     def streams(self) -> int:
@@ -165,17 +163,13 @@ class Recorder(Recording):
     @property
     def rows(self) -> int:
         """Number of rows in the open block."""
-        return self.at // self._row_bytes
+        return len(self.buffer) // self._row_bytes
 
-    def append(self, row: bytes, mark: bytes | None = None) -> None:
-        """Write a row, and its mark if it isn't a plain step of every stream."""
-        if self.at + self._row_bytes > len(self.window):
+    def append(self, row: bytes) -> None:
+        """Append a row."""
+        self.buffer += row
+        if len(self.buffer) >= self.limit:
             self.tick()
-        end = self.at + self._row_bytes
-        self.window[self.at : end] = row
-        if mark is not None:
-            self.marks.append((self.rows, mark))
-        self.at = end  # last: an interrupt before this leaves no half of a row
 
     def keep_rows(self, observations: Sequence[list[Any]], actions: Sequence[list[Any]]) -> None:
         """Append the kept values of a row, leaf by leaf; no actions at a reset."""
@@ -192,88 +186,86 @@ class Recorder(Recording):
             column.append(None if action is None else action[index])
 
     def tick(self) -> None:
-        """Make room for a row: open the journal at the first one; write the block when it is full or old."""
+        """Open the journal at the first row; write the block when it is full or old; set `limit`."""
         try:
-            now, rows = time.monotonic(), self.rows
-            if not self._ready():
-                if rows >= self._block and self.recording:  # nobody has said where to write
-                    self._grow()
-            else:
-                # Look at the clock about eight times before the block is old, however fast the environment is.
-                per_row = (now - self._ticked) / max(1, rows - self._seen)
-                self._stride = max(1, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_row, 1e-9)), _STRIDE))
-                if rows >= self._block or now - self._written >= FLUSH_SECONDS:
-                    self._write()
-            self._ticked, self._seen = now, self.rows
-            self.window = memoryview(self._buffer)[: self._row_bytes * min(self._seen + self._stride, self._block)]
+            with self._alone() as alone:
+                if alone:
+                    self._tick()
         except BaseException as error:
             self.fail(error)
 
-    def _grow(self) -> None:
-        self._block *= 2
-        self._buffer = self._buffer + bytes(len(self._buffer))
+    def _tick(self) -> None:
+        if not self._ready():
+            self.limit = 2 * len(self.buffer)  # nobody has said where to write
+            return
+        now, rows = time.monotonic(), self.rows
+        # Look at the clock about eight times before the block is old, however fast the environment is.
+        per_row = (now - self._ticked) / max(1, rows - self._seen)
+        self._stride = max(1, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_row, 1e-9)), _STRIDE))
+        if rows >= self._block or now - self._written >= FLUSH_SECONDS:
+            self._write()
+        self._ticked, self._seen = now, self.rows
+        self.limit = self._row_bytes * max(1, min(self._seen + self._stride, self._block))
 
     def _pending(self) -> int:
         return self.rows * self._n
 
-    def _clear(self) -> None:
-        self.window = self.window[:0]
-        self.marks.clear()
-        for column in self.values:
-            del column[: self.rows * self._n]  # the values of the row that waits for room stay
-        self.at = 0
-        self._seen = 0
-
-    def _open_block(self) -> Block:
-        """The buffers as a block."""
-        n = self._n
-        # Whole rows: an error may have come in the middle of one.
+    def _open_block(self) -> tuple[Block, Callable[[], None]]:
+        n, size = self._n, self._row_bytes
+        # An error, or a flush, may have come between a row and its values.
         rows = min([self.rows, *(len(column) // n for column in self.values)])
-        flags = np.full((rows, n), STEP_FLAG, np.uint8)
-        marks = [mark for mark in self.marks if mark[0] < rows]
-        if marks:
-            flags[[row for row, _ in marks]] = np.frombuffer(b"".join(given for _, given in marks), np.uint8).reshape(-1, n)
+        data = np.frombuffer(bytes(self.buffer[: rows * size]), np.uint8).reshape(rows, size)
+        columns = [np.ascontiguousarray(data[:, begin * n : end * n]) for begin, end in itertools.pairwise(_CUTS)]
+        h_act, h_obs, reward = (column.view(dtype) for column, dtype in zip(columns, (">u8", ">u8", "=f8")))
+        terminated, truncated = columns[3:]
+        flags = np.where(terminated > 1, terminated, STEP_FLAG | terminated << 1 | truncated << 2)
+        ended = self._ended
         if self._autoreset:
-            flags = self._mark_autoresets(flags)
+            flags, ended = self._mark_autoresets(flags)
         # From rows to streams; within a stream the order of the rows stays.
         order = np.flatnonzero(flags.T != ABSENT)
         flags = flags.T.ravel()[order]
         events = np.zeros(len(order), event_dtype(self._meta["reward_dtype"], self._meta["columns"]))
         events["stream"] = order // max(1, rows)
-        events["kind"] = flags & 1
-        events["terminated"] = flags & TERMINATED_FLAG
-        events["truncated"] = flags & TRUNCATED_FLAG
-        digests, doubles = (np.frombuffer(self._buffer, dtype, 3 * rows * n).reshape(rows, 3, n) for dtype in (">u8", "=f8"))
-        for name, column in (("h_act", digests[:, 0]), ("h_obs", digests[:, 1])):
-            events[name] = column.T.ravel()[order]
-        rewards = doubles[:, 2].T.ravel()[order]
-        events["h_rew"] = reward_bits(rewards, self._meta["reward_dtype"])
+        events["kind"] = flags & STEP_FLAG
+        step = events["kind"] == STEP
+        events["terminated"] = step & (flags & TERMINATED_FLAG > 0)
+        events["truncated"] = step & (flags & TRUNCATED_FLAG > 0)
+        events["h_obs"] = h_obs.T.ravel()[order]
         # The action sent for a reset step is ignored by the vector env, its reward is no event; its flags would be a fault.
-        reset = events["kind"] == RESET
-        events["h_act"][reset] = 0
-        events["h_rew"][reset] = 0
+        events["h_act"] = np.where(step, h_act.T.ravel()[order], 0)
+        events["h_rew"] = np.where(step, reward_bits(reward.T.ravel()[order], self._meta["reward_dtype"]), 0)
         # order counts streams by rows; the values lie in rows by streams.
-        return Block(events, _stack(self._meta, self.values, (order % max(1, rows)) * n + order // max(1, rows), reset))
+        values = _stack(self._meta, self.values, (order % max(1, rows)) * n + order // max(1, rows), ~step)
+        return Block(events, values), functools.partial(self._drop, rows, ended)
 
-    def _mark_autoresets(self, flags: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    def _drop(self, rows: int, ended: npt.NDArray[np.bool_]) -> None:
+        del self.buffer[: rows * self._row_bytes]
+        for column in self.values:
+            del column[: rows * self._n]
+        self._ended, self._seen = ended, 0
+
+    def _discard(self) -> None:
+        for buffer in (self.buffer, *self.values):
+            del buffer[:]
+
+    def _mark_autoresets(self, flags: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         """Make a step that follows the end of its env's episode the reset that the vector env made in its place.
 
         A reset step itself ends no episode, whatever flags came with it.
         """
-        flags = flags.copy()
-        step = (flags & 1) == STEP_FLAG
-        step &= flags != ABSENT
+        flags, last = flags.copy(), self._ended
+        step = ((flags & STEP_FLAG) == STEP_FLAG) & (flags != ABSENT)
         ended = step & (flags > STEP_FLAG)
-        before = np.concatenate([self._ended[None], ended[:-1]])
+        before = np.concatenate([last[None], ended])[:-1]
         if not (before & ended).any() and not (flags == ABSENT).any():
             flags[before & step] &= ~np.uint8(STEP_FLAG)
-            self._ended = ended[-1]
-            return flags
+            return flags, ended[-1] if len(ended) else last
         for row in range(len(flags)):
-            autoreset = self._ended & step[row]
+            autoreset = last & step[row]
             flags[row, autoreset] &= ~np.uint8(STEP_FLAG)
-            self._ended = np.where(flags[row] == ABSENT, self._ended, ended[row] & ~autoreset)
-        return flags
+            last = np.where(flags[row] == ABSENT, last, ended[row] & ~autoreset)
+        return flags, last
 
 
 class BatchRecorder(Recording):
@@ -283,7 +275,6 @@ class BatchRecorder(Recording):
         super().__init__(path, meta, on_error=on_error)
         self.dtype = event_dtype(meta["reward_dtype"], meta["columns"])
         self._batches: list[npt.NDArray[Any]] = []
-        self._size = 0
 
     def begin(self) -> None:
         """Open the journal before the first event, so that there is a ledger even if none comes."""
@@ -296,24 +287,27 @@ class BatchRecorder(Recording):
         """Append events; those of one stream in their order."""
         if not self.recording or not len(events):
             return
+        self._batches.append(events)
         try:
-            self._batches.append(events)
-            self._size += len(events)
-            if self._ready() and (self._size >= FLUSH_EVENTS or time.monotonic() - self._written >= FLUSH_SECONDS):
-                self._write()
+            with self._alone() as alone:
+                if alone and self._ready() and (self._pending() >= FLUSH_EVENTS or time.monotonic() - self._written >= FLUSH_SECONDS):
+                    self._write()
         except BaseException as error:
             self.fail(error)
 
     def _pending(self) -> int:
-        return self._size
+        return sum(map(len, self._batches))
 
-    def _open_block(self) -> Block:
-        events = np.concatenate(self._batches)
-        return Block(events[np.argsort(events["stream"], kind="stable")])
+    def _open_block(self) -> tuple[Block, Callable[[], None]]:
+        batches = list(self._batches)
+        events = np.concatenate(batches)
+        return Block(events[np.argsort(events["stream"], kind="stable")]), functools.partial(self._drop, len(batches))
 
-    def _clear(self) -> None:
+    def _drop(self, batches: int) -> None:
+        del self._batches[:batches]
+
+    def _discard(self) -> None:
         self._batches.clear()
-        self._size = 0
 
 
 def reward_bits(rewards: npt.NDArray[np.float64], reward_dtype: str) -> npt.NDArray[Any]:

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import multiprocessing.util
 import os
+import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +51,7 @@ class Recording:
     Attributes:
         recording: Cleared when recording has failed or ended; the tap then only passes calls on.
         in_flight: Set while a call is with the environment: if it never returns, the other side may have one event more.
+        exiting: Set at interpreter exit: nobody has closed the environment, and a thread may still step it.
         ended: Set by a tap whose environment was closed, so that nothing may come after.
         stop_workers: Ends the recordings in the processes of a vector env, where one is still open at interpreter exit: its workers are
             terminated then, and would lose their open block.
@@ -65,7 +67,9 @@ class Recording:
         self._meta = meta
         self._raise = on_error == "raise"
         self._journal: Journal | None = None
-        self.ended = False
+        self.ended = self.exiting = False
+        self._lock = threading.RLock()
+        self._writing = False
         self._pid = os.getpid()
         self._written = time.monotonic()
 
@@ -84,13 +88,23 @@ class Recording:
         """Number of events, or slots, in the open block."""
         raise NotImplementedError
 
-    def _open_block(self) -> Block:
-        """The open block."""
+    def _open_block(self) -> tuple[Block, Callable[[], None]]:
+        """The open block as it is now, and what drops its events once they are written; more may have come by then."""
         raise NotImplementedError
 
-    def _clear(self) -> None:
-        """Begin a new block."""
+    def _discard(self) -> None:
+        """Drop the open block."""
         raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Keeps other threads from writing. False where this thread is writing already, and a signal handler or a finalizer has come."""
+        with self._lock:
+            alone, self._writing = not self._writing, True
+            try:
+                yield alone
+            finally:
+                self._writing = not alone
 
     def _ready(self) -> bool:
         """Open the journal if it isn't; whether this process is the one that may write to it."""
@@ -125,18 +139,19 @@ class Recording:
     def _write(self) -> None:
         """Append the open block to the journal."""
         assert self._journal is not None
-        block = self._open_block() if self._pending() else None
-        self._clear()  # first: an interrupt while it is being written must not make it be written again
-        if block is not None:
+        if self._pending():
+            block, drop = self._open_block()
             self._journal.append(block)
+            drop()
         self._written = time.monotonic()
 
     def write(self) -> None:
         """Append everything so far to the journal, so that others can read it; much cheaper than `flush`."""
         if self.recording and self._pending() and self._pid == os.getpid():
             try:
-                if self._ready():
-                    self._write()
+                with self._alone() as alone:
+                    if alone and self._ready():
+                        self._write()
             except BaseException as error:
                 self.fail(error)
 
@@ -150,7 +165,9 @@ class Recording:
         if numbers is None or not self.recording or self._journal is None or self._pid != os.getpid():
             return
         try:
-            self._journal.forget(numbers)
+            with self._alone() as alone:
+                if alone:
+                    self._journal.forget(numbers)
         except BaseException as error:
             self.fail(error)
 
@@ -163,25 +180,30 @@ class Recording:
         self._finish(close=True)
 
     def _finish(self, close: bool) -> None:
+        try:
+            with self._alone() as alone:
+                if alone:
+                    self._seal(close)
+        except BaseException as error:
+            self.fail(error)
+
+    def _seal(self, close: bool) -> None:
         if self.recording and self._pending() and self._journal is None:
-            try:
-                self._ready()
-            except BaseException as error:
-                self.fail(error)
-        journal = self._journal
-        if not self.recording or journal is None or self._pid != os.getpid():
-            if close:
-                self.recording = False
+            self._ready()
+        journal, recording = self._journal, self.recording
+        if close:  # first: what another thread brings from here on is used after close
+            self.recording = False
+        if not recording or journal is None or self._pid != os.getpid():
             return
         try:
             self._write()
-            journal.seal(closed=close, in_flight=self.in_flight)
-            if close:
-                self.recording = False
-                _alive.discard(self)
-                journal.remove()
-        except BaseException as error:
-            self.fail(error)
+            journal.seal(closed=close, in_flight=self.in_flight, **({"exited": True} if self.exiting else {}))
+        except BaseException:
+            self.recording = recording
+            raise
+        if close:
+            _alive.discard(self)
+            journal.remove()
 
     def end_workers(self) -> None:
         """At interpreter exit, end the recordings in the processes of the vector env, if they are there and wait for a call."""
@@ -197,15 +219,18 @@ class Recording:
             reason = f"{type(error).__name__}: {error}"
             journal = self._journal
             if journal is not None and self._pid == os.getpid():
-                with contextlib.suppress(Exception):  # what made recording fail may be in the open block, or keep it from being written
-                    self._write()
+                # What made recording fail may be in the open block, or keep it from being written. After an interrupt nobody knows whether
+                # it was written, nor whether the step that was interrupted ever came back.
+                with contextlib.suppress(Exception):
+                    if isinstance(error, Exception):
+                        self._write()
                 try:
                     journal.seal(stopped=reason)
                     journal.remove()
                 except Exception:  # no room for the mark either: the journal itself says that it was not closed
                     journal.close()
             self._journal = None
-            self._clear()
+            self._discard()
             if not self._raise and isinstance(error, Exception):
                 warn(f"recording to {self.path} stopped, training goes on: {reason}")
         if self._raise or not isinstance(error, Exception):
@@ -216,7 +241,7 @@ class Recording:
         if self.ended:
             self.ended = False
             if self.path is not None and self._pid == os.getpid():
-                with contextlib.suppress(Exception):
+                with self._lock, contextlib.suppress(Exception):
                     mark_sealed(self.path, stopped="the environment was used after it was closed")
             warn(f"{self.path} was closed, and what comes now is not recorded: close the environment after its last step.")
 
@@ -226,11 +251,22 @@ class Recording:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        self._clear()
+        self._discard()
 
     def __del__(self) -> None:
         if getattr(self, "_journal", None) is not None:
+            self.end_workers()
             self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made before the first event records like the original. A later one is no part of the run.
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_journal", "stop_workers")}
+        if self._journal is not None or not self.recording:
+            state["recording"] = False
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock(), _journal=None, _pid=os.getpid())
 
 
 def _identity(path: Path) -> str:
@@ -259,9 +295,12 @@ _alive: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 @atexit.register  # runs before multiprocessing, which was imported earlier, terminates its daemons
 def _close_all() -> None:
-    for recorder in list(_alive):
+    recorders = list(_alive)
+    for recorder in recorders:
+        recorder.ended = recorder.exiting = True  # a daemon thread may go on
+    for recorder in recorders:
         recorder.end_workers()
-    for recorder in list(_alive):
+    for recorder in recorders:
         recorder.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import uuid
@@ -17,7 +18,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
-from .recorder import ABSENT, RESET_FLAG, STEP_FLAG, Recorder, describe
+from .recorder import ABSENT, RESET_FLAG, Recorder, describe
 from .recording import OnError
 
 __all__ = ["LedgerVectorEnv"]
@@ -47,8 +48,6 @@ class RowRecorder:
         self._keep = keep_values
         self._no_actions, self._no_rewards, self._no_flags = MISSING * n, bytes(8 * n), bytes(n)
         self._reset_flags = bytes([RESET_FLAG]) * n
-        # Flags of a row as one long integer, a byte per env: a few big-int operations are quicker than numpy's on so few bytes.
-        self._steps = int.from_bytes(bytes([STEP_FLAG]) * n, "little")
         self._sent: bytes | None = None
         self._sent_values: list[Any] = []
 
@@ -91,16 +90,12 @@ class RowRecorder:
             if not (len(h_act) == len(h_obs) == len(rewards_) == 8 * n and len(terminated_) == len(truncated_) == n):
                 raise LedgerError(f"a step of {n} environments came with another number of actions, observations, rewards or flags.")
             values = _copies(self._observations.batch_values(observations)) if self._keep else []
-            ended = flags = None
-            if terminated_ != self._no_flags or truncated_ != self._no_flags:
-                # TERMINATED_FLAG is 1 << 1, TRUNCATED_FLAG 1 << 2
-                bits = self._steps | int.from_bytes(terminated_, "little") << 1 | int.from_bytes(truncated_, "little") << 2
-                flags = bits.to_bytes(n, "little")
-                if self._same_step:
-                    ended = [env for env in range(n) if terminated_[env] or truncated_[env]]
-                    h_reset, reset_values = h_obs, values
-                    h_obs, values = self._with_final(h_obs, values, ended, final)
-            recorder.append(h_act + h_obs + rewards_, flags)
+            ended = None
+            if self._same_step and (terminated_ != self._no_flags or truncated_ != self._no_flags):
+                ended = [env for env in range(n) if terminated_[env] or truncated_[env]]
+                h_reset, reset_values = h_obs, values
+                h_obs, values = self._with_final(h_obs, values, ended, final)
+            recorder.append(h_act + h_obs + rewards_ + terminated_ + truncated_)
             if self._keep:
                 recorder.keep_rows(values, self._sent_values)
             if ended is not None:
@@ -144,7 +139,7 @@ class RowRecorder:
 
     def _reset_row(self, h_obs: bytes, values: list[Any], flags: bytes) -> None:
         recorder = self.recorder
-        recorder.append(self._no_actions + h_obs + self._no_rewards, flags)
+        recorder.append(self._no_actions + h_obs + self._no_rewards + flags + self._no_flags)
         if self._keep:
             recorder.keep_rows(values, [])
 
@@ -353,7 +348,10 @@ def ledger_path(path: str | os.PathLike[str]) -> Path:
         LedgerError: It names no file.
     """
     path = Path(path)
-    if not path.name or path.is_dir():
+    is_directory = False
+    with contextlib.suppress(OSError):  # what is wrong with the path is said when it is written to
+        is_directory = path.is_dir()
+    if not path.name or is_directory:
         raise LedgerError(f"{path} is a directory: name the file to write, such as {path / 'trainer.npz'}.")
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 

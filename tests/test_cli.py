@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -302,3 +303,37 @@ def test_a_terminal_gets_a_progress_bar_only_if_it_takes_long_and_rich_is_there(
     assert main(["compare", str(equal)]) == 0
     assert capsys.readouterr().out == f"{compare(equal)}\n"
     assert ("comparing" in terminal.text) == (slow and rich == "with")
+
+
+@pytest.mark.parametrize(
+    ("redirect", "what", "status"),
+    [
+        (">&-", "equal", 0),
+        ("2>&-", "equal", 0),
+        (">&- 2>&-", "equal", 0),
+        ("2>&-", "nowhere", 2),
+        ("2>/dev/full", "nowhere", 2),
+        (">/dev/full", "equal", 2),
+        (">/dev/full 2>&-", "equal", 2),
+    ],
+)
+def test_the_status_is_right_whatever_the_output_streams_are(tmp_path: Path, redirect: str, what: str, status: int) -> None:
+    """A daemon may have none, a disk may be full."""
+    run_walks(tmp_path / "equal")
+    command = f"{shlex.quote(sys.executable)} -m stepledger compare {shlex.quote(str(tmp_path / what))} {redirect}"
+    process = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment())
+    assert process.returncode == status, process.stderr
+    assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "info"])
+def test_a_path_that_can_not_be_one_is_named(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert "File name too long" in assert_refused(capsys, command, "a" * 5000)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_walks(tmp_path)
+    os.mkfifo(tmp_path / "pipe.npz")
+    assert compare(tmp_path).exit_status == 0
+    assert "is no file" in assert_refused(capsys, "info", tmp_path / "pipe.npz")
+    assert "is no file" in assert_refused(capsys, "info", "/dev/zero")

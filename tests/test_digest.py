@@ -348,3 +348,9 @@ def test_a_value_that_is_none_of_the_space_is_an_error_to_the_caller(value: Any)
     for space in (box((2,), np.float32), spaces.Discrete(3), spaces.Dict({"a": spaces.Discrete(2)})):
         with pytest.raises((TypeError, ValueError, KeyError)):
             SpaceDigest(space).one(value)
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(())], ids=["Dict", "Tuple"])
+def test_a_space_without_values_is_refused(space: spaces.Space) -> None:
+    with pytest.raises(LedgerError, match="has no values"):
+        SpaceDigest(space)

@@ -316,7 +316,7 @@ def test_a_write_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     assert found.whole
 
 
-def test_a_write_that_failed_half_way_costs_what_comes_after_it(tmp_path: Path) -> None:
+def test_a_write_that_failed_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
     journal, blocks, _ = write(tmp_path / "a.npz", [5, 5])
     file = journal._file
 
@@ -329,11 +329,11 @@ def test_a_write_that_failed_half_way_costs_what_comes_after_it(tmp_path: Path) 
     with pytest.raises(OSError, match="No space"):
         journal.append(copy.copy(blocks[0]))
     journal._file = file
-    journal.append(blocks[1])  # there is space again, but what is before it can't be trusted
+    journal.append(blocks[1])  # there is space again
     journal.seal()
     journal.close()
-    assert_same_blocks(scan(tmp_path / "a.journal").blocks, blocks)
-    assert read(tmp_path / "a.npz").events == 10
+    assert_same_blocks(scan(tmp_path / "a.journal").blocks, [*blocks, blocks[1]])
+    assert read(tmp_path / "a.npz").events == 15
 
 
 def test_a_ledger_that_was_closed_but_could_not_remove_its_journal_is_whole(tmp_path: Path) -> None:
@@ -364,3 +364,23 @@ def test_reading_does_not_keep_the_name_from_a_recorder(tmp_path: Path) -> None:
     drive_one(env, 10)
     env.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["env-0.npz", "env-0.old1.npz", "trainer.npz"]
+
+
+@pytest.mark.parametrize("layout", [["<f4", [10**30]], ["<f4", [1] * 70], ["<f4", [1 << 40, 1 << 40]]], ids=["huge", "deep", "vast"])
+def test_kept_values_of_an_impossible_shape_are_refused(tmp_path: Path, layout: Any) -> None:
+    journal, _, _ = write(tmp_path / "a.npz", [5])
+    journal.close()
+    meta = {**journal.meta, "values": {"obs": [layout], "act": []}}
+    (tmp_path / "a.journal").unlink()
+    Journal(tmp_path / "a.npz", meta).close()
+    with pytest.raises(LedgerError, match="meta is damaged"):
+        read(tmp_path / "a.journal")
+
+
+def test_two_streams_of_one_key_in_a_journal_are_refused(tmp_path: Path) -> None:
+    journal, _, _ = write(tmp_path / "a.npz", [5])
+    journal.close()
+    (tmp_path / "a.journal").unlink()
+    Journal(tmp_path / "a.npz", {**journal.meta, "stream_keys": [[0, 0, "", 0], [0, 0, "", 0]]}).close()
+    with pytest.raises(LedgerError, match="meta is damaged"):
+        read(tmp_path / "a.journal")

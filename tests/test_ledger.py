@@ -147,6 +147,9 @@ def test_a_file_that_is_no_ledger_is_refused(what: str, run: Path, capsys: pytes
         assert_refused(capsys, "info", path)
         if suffix == ".npz" and what in ("another npz", "a zip of something else"):  # somebody else's, which may lie beside the ledgers
             assert compare(run).exit_status == 0
+        elif suffix == ".journal" and what == "an empty file":  # its recorder was killed
+            assert compare(run).exit_status == 3
+            assert "other.journal is empty" in str(compare(run))
         else:
             assert_refused(capsys, "compare", run)
         assert_refused(capsys, "compare", path, run / "trainer.npz")
@@ -242,7 +245,7 @@ def test_a_column_that_is_not_there_is_missed(run: Path, name: str) -> None:
 def test_two_streams_of_one_key_are_refused(run: Path) -> None:
     keys = json.loads(str(np.load(run / "trainer.npz")["meta"]))["stream_keys"]
     rewrite(run / "trainer.npz", stream_keys=[keys[0], keys[0]])
-    assert_unreadable(run / "trainer.npz", "streams are damaged")
+    assert_unreadable(run / "trainer.npz", "meta is damaged")
 
 
 @pytest.mark.parametrize("claimed", [1 << 33, 1 << 62])
@@ -384,3 +387,35 @@ def test_a_ledger_can_be_read_and_compared_while_a_fork_of_its_recorder_lives(tm
     os.waitpid(pid, 0)
     envs.close()
     assert compare(tmp_path).exit_status == 0
+
+
+@pytest.mark.parametrize("column", ["stream_index", "episode", "step"])
+@pytest.mark.parametrize("content", [b"junk", "shorter", "longer"])
+def test_a_column_that_is_derived_from_others_is_checked_too(run: Path, column: str, content: Any) -> None:
+    with np.load(run / "trainer.npz") as archive:
+        own = archive[column]
+    others = {"shorter": own[:-1], "longer": np.concatenate([own, own[:1]])}
+    replace_member(run / "trainer.npz", column, content if isinstance(content, bytes) else npy(others[content]))
+    assert_unreadable(run / "trainer.npz")
+
+
+def test_a_column_compressed_in_a_way_that_makes_much_of_little_is_refused(run: Path) -> None:
+    replace_member(run / "trainer.npz", "episode", npy(np.zeros(1 << 24, np.int64)), zipfile.ZIP_BZIP2)
+    assert_unreadable(run / "trainer.npz", "compressed in a way")
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def replace_member(path: Path, name: str, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in members.items():
+            if member == f"{name}.npy":
+                archive.writestr(member, content, compression)
+            else:
+                archive.writestr(member, data)

@@ -677,6 +677,9 @@ def test_an_interrupt_while_a_block_is_being_written_reaches_the_user_and_marks_
             file.write(bytes(data[:after]))
             raise KeyboardInterrupt
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(file, name)
+
     journal._file = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         drive(envs, 200)
@@ -918,7 +921,7 @@ n = 64
 space = SpaceDigest(spaces.Discrete(4))
 meta = describe("vector", space, space, [StreamKey(env=env) for env in range(n)], reward_dtype=np.float32, digest="xxh3_64")
 recorder = Recorder(Path(sys.argv[1]) / "trainer.npz", meta)
-row = bytes(range(16)) * n + bytes(8 * n)
+row = bytes(range(16)) * n + bytes(10 * n)
 for _ in range(int(sys.argv[2]) // n):
     recorder.append(row)
 recorder.close()
