@@ -62,7 +62,12 @@ def write(directory: Path, runners: int, events: int) -> None:
             learned = np.zeros(len(steps), learner.dtype)
             for name in ("h_act", "h_rew", "h_id", "t", "truncated"):
                 learned[name] = rows[name][steps]
-            learned["kind"], learned["n"], learned["h_obs"], learned["h_next"] = TRANSITION, 1, rows["h_obs"][steps - 1], rows["h_obs"][steps]
+            learned["kind"], learned["n"], learned["h_obs"], learned["h_next"] = (
+                TRANSITION,
+                1,
+                rows["h_obs"][steps - 1],
+                rows["h_obs"][steps],
+            )
             learner.append(learned)
             for stream, recorder in ((0, one), (env, taps["vector"]), (env, taps["episode"])):
                 part = np.zeros(events, recorder.dtype)
@@ -90,7 +95,8 @@ def main() -> None:
         seconds = time.perf_counter() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(found)
-    print(f"{found.events:,} events in {seconds:.2f} s: {found.events / seconds / 1e6:.1f} million a second; peak {before >> 10} -> {peak >> 10} MB")
+    rate = found.events / seconds / 1e6
+    print(f"{found.events:,} events in {seconds:.2f} s: {rate:.1f} million a second; peak of memory {before >> 10} -> {peak >> 10} MB")
 
 
 if __name__ == "__main__":

@@ -16,15 +16,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from .compare import compare
 from .errors import LedgerError
 from .ledger import Ledger, is_directory, read, read_all
-from .result import Progress
+from .progress import progress_bar
+from .remote import fetched
 
 __all__ = ["main"]
 
@@ -73,59 +72,33 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare what environments gave with what the trainer received.",
         epilog="Exit status: 0 equal and complete; 1 different; 2 can't be compared; 3 equal as far as recorded, but incomplete.",
     )
-    one.add_argument("env_side", metavar="ENV_DIR | RUN_DIR", type=Path, help="the directory given to LedgerEnv, or that of a whole run")
-    one.add_argument("trainer_side", metavar="TRAINER_FILE", type=Path, nargs="?", help="the file given to LedgerVectorEnv or LedgerVecEnv")
+    one.add_argument("env_side", metavar="ENV_DIR | RUN_DIR", help="the directory given to LedgerEnv, or that of a whole run, or its URI")
+    one.add_argument("trainer_side", metavar="TRAINER_FILE", nargs="?", help="the file given to LedgerVectorEnv or LedgerVecEnv")
     one.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
     one.set_defaults(run=_compare)
     one = commands.add_parser("info", help="say what a ledger, or a directory of them, holds", description="Say what was recorded.")
-    one.add_argument("path", type=Path, help="a ledger, or a directory of them")
+    one.add_argument("path", help="a ledger, or a directory of them, or its URI")
     one.set_defaults(run=_info)
     return parser
 
 
 def _compare(options: argparse.Namespace) -> tuple[str, int]:
-    with _progress() as progress:
+    with progress_bar("comparing") as progress:
         result = compare(options.env_side, options.trainer_side, progress=progress)
     return (json.dumps(result.to_dict(), indent=2) if options.format == "json" else str(result)), result.exit_status
 
 
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A progress bar for comparisons that take longer than a second, on a terminal only."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-    except ImportError:  # it comes with the extras
-        yield None
-        return
-    started, bar, task = time.monotonic(), Bar(console=Console(stderr=True), transient=True), None
-
-    def advance(done: int, total: int) -> None:
-        nonlocal task
-        if task is None and time.monotonic() - started > 1:
-            bar.start()
-            task = bar.add_task("comparing", total=total)
-        if task is not None:
-            bar.update(task, completed=done)
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
-
-
 def _info(options: argparse.Namespace) -> tuple[str, int]:
-    path: Path = options.path
-    ledgers = read_all(path)[0] if is_directory(path) else [read(path)]
-    if not ledgers:
-        raise LedgerError(f"{path} holds no ledgers: name the directory that they were written to.")
-    return "\n\n".join(map(_describe, ledgers)), 0
+    with fetched(options.path) as path:
+        ledgers = read_all(path)[0] if is_directory(path) else [read(path)]
+        if not ledgers:
+            raise LedgerError(f"{path} holds no ledgers: name the directory that they were written to.")
+        local = any(ledger.path.is_relative_to(options.path) for ledger in ledgers)
+        names = [str(ledger.path) if local else f"{options.path}: {ledger.path.name}" for ledger in ledgers]
+        return "\n\n".join(map(_describe, ledgers, names)), 0
 
 
-def _describe(ledger: Ledger) -> str:
+def _describe(ledger: Ledger, name: str) -> str:
     meta = ledger.meta
     episodes = sum(int((stream.data["kind"] == 0).sum()) for stream in ledger.streams.values())
     keys = list(ledger.streams)
@@ -144,7 +117,7 @@ def _describe(ledger: Ledger) -> str:
     }
     if runners := sorted({key.runner for key in keys} - {0}):
         lines["runners"] = _ranges(runners)
-    return "\n".join([str(ledger.path), *(f"  {name:12s} {value}" for name, value in lines.items())])
+    return "\n".join([name, *(f"  {name:12s} {value}" for name, value in lines.items())])
 
 
 def _state(ledger: Ledger) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from .errors import LedgerError
 from .events import EventHop
 from .format import JOURNAL, SEALED, StreamKey
 from .ledger import Ledger, is_directory, read, read_all
+from .remote import fetched
 from .result import Comparison, Counter, Difference, Hop, Progress, Tally
 from .transitions import TransitionHop
 
@@ -31,7 +33,8 @@ def compare(
     """Compare what the environments gave with what the trainer received.
 
     Args:
-        env_side: The directory with the ledgers of `LedgerEnv`, or one such file; or, alone, a run directory that holds both sides.
+        env_side: The directory with the ledgers of `LedgerEnv`, or one such file; or, alone, a run directory that holds both sides. It may
+            be the URI of one, such as ``s3://bucket/run``, which takes pyarrow; likewise the other side.
         trainer_side: The file that `LedgerVectorEnv` or `stepledger.sb3.LedgerVecEnv` wrote.
         progress: Called with the number of events done and the number of all.
 
@@ -41,17 +44,17 @@ def compare(
     Raises:
         LedgerError: There is nothing to compare, a ledger can't be read, or the two sides were recorded with different settings.
     """
-    ledgers, empty = _load(Path(env_side), None if trainer_side is None else _named(trainer_side))
-    comparison = compare_ledgers(ledgers, progress)
+    with fetched(env_side) as first, nullcontext() if trainer_side is None else fetched(trainer_side) as second:
+        ledgers, empty = _load(first, second and _named(second))
+        comparison = compare_ledgers(ledgers, progress)
     if not empty:
         return comparison
-    first, *others = comparison.hops
-    return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *empty)), *others))
+    hop, *others = comparison.hops
+    return replace(comparison, hops=(replace(hop, unknown=(*hop.unknown, *empty)), *others))
 
 
-def _named(trainer_side: str | os.PathLike[str]) -> Path:
+def _named(path: Path) -> Path:
     """The trainer's file as it was named when it was recorded: the suffix may be left out."""
-    path = Path(trainer_side)
     return path if path.suffix in (SEALED, JOURNAL) or path.exists() else path.with_name(f"{path.name}{SEALED}")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,37 @@ TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parents[1] / "examples"
 
 sys.path.insert(0, str(EXAMPLES))
 
+#: What the S3 server of the tests takes from anybody.
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """One local Ray instance for all tests; its workers import test modules and faults by name."""
     ray = pytest.importorskip("ray")
-    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(TESTS), str(EXAMPLES)])}}
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(TESTS), str(EXAMPLES)]), **CREDENTIALS}}
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error", runtime_env=environment)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of a real S3 server that runs here."""
+    pytest.importorskip("pyarrow")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield "{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def uri(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place in a new bucket of that server, with nothing in it."""
+    from pyarrow.fs import S3FileSystem
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"bucket-{uuid.uuid4().hex[:8]}"
+    S3FileSystem(endpoint_override=s3, scheme="http", allow_bucket_creation=True).create_dir(bucket)
+    return f"s3://{bucket}/some/run?endpoint_override={s3}&scheme=http"

@@ -32,6 +32,9 @@ PUBLIC = [
     "read",
 ]
 
+#: The only modules that import an optional package.
+OPTIONAL = {"stepledger.progress": "rich", "stepledger.remote": "pyarrow", "stepledger.sb3": "stable_baselines3"}
+
 ROOT = Path(stepledger.__file__).parent
 MODULES = sorted(info.name for info in pkgutil.walk_packages([str(ROOT)], "stepledger."))
 
@@ -40,7 +43,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
     code = """
 import sys
 import stepledger, stepledger.cli, stepledger.report.text
-for name in ("ray", "stable_baselines3", "torch", "rich", "pandas", "matplotlib", "stepledger_ray", "stepledger.sb3"):
+for name in ("ray", "stable_baselines3", "torch", "rich", "pandas", "pyarrow", "matplotlib", "stepledger_ray", "stepledger.sb3"):
     assert name not in sys.modules, name
 """
     run_python(code)
@@ -49,7 +52,7 @@ for name in ("ray", "stable_baselines3", "torch", "rich", "pandas", "matplotlib"
 def test_it_works_where_nothing_else_is_installed(tmp_path: Path) -> None:
     code = """
 import sys
-for name in ("ray", "stable_baselines3", "torch", "rich"):
+for name in ("ray", "stable_baselines3", "torch", "rich", "pyarrow"):
     sys.modules[name] = None  # importing it fails
 from pathlib import Path
 from common import run_walks
@@ -72,7 +75,7 @@ def test_no_module_but_its_own_mentions_an_optional_package() -> None:
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add((node.module or "").split(".")[0])
         allowed = {*sys.stdlib_module_names, "numpy", "gymnasium", "xxhash"}
-        allowed |= {"stable_baselines3"} if name == "stepledger.sb3" else {"rich"} if name == "stepledger.cli" else set()
+        allowed |= {OPTIONAL[name]} if name in OPTIONAL else set()
         assert imported <= allowed, (name, imported - allowed)
 
 
