@@ -16,6 +16,7 @@ from ray.rllib.utils import force_list
 
 from stepledger.errors import LedgerError
 from stepledger.recording import OnError
+from stepledger.remote import located
 
 from .gather import Job, check_config
 from .live import OnDifference, Retain, Watch
@@ -39,7 +40,8 @@ class LedgerCallback(RLlibCallback):
     replaces the callbacks that the config has; `attach` adds to them.
 
     Args:
-        directory: The run directory; a relative one is one of the driver's.
+        directory: The run directory; a relative one is one of the driver's. Or a URI that pyarrow knows, such as ``s3://bucket/run``: then
+            ledgers are recorded below the temporary directory of each node, and stored there by `finish` and at the end.
         resume: Go on with the run that the directory holds, if it holds one, as a new incarnation; otherwise such a directory is refused.
         compare_every: After every so many iterations compare what has been recorded since, and put the numbers into the result dict:
             ``result["stepledger"]["events_compared"]``, ``["differences"]``, and both for each hop. `None`: only at the end.
@@ -147,7 +149,7 @@ def attach(
 
     Args:
         config: Any algorithm's config on the new API stack.
-        directory: The run directory; a relative one is resolved now.
+        directory: The run directory; a relative one is resolved now. Or a URI, as in `LedgerCallback`.
         resume: As in `LedgerCallback`.
         compare_every: Likewise.
         on_difference: Likewise.
@@ -172,9 +174,10 @@ def attach(
     present = [one for one in force_list(config.callbacks_class) if one is not RLlibCallback]
     if any(_makes_ledgers(one) for one in present):
         raise LedgerError("this config has a LedgerCallback already: leave one of them out.")
+    place = located(directory)
     callback = functools.partial(
         LedgerCallback,
-        os.path.abspath(directory),
+        place if isinstance(place, str) else os.path.abspath(place),
         resume=resume,
         compare_every=compare_every,
         on_difference=on_difference,

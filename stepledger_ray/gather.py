@@ -18,10 +18,12 @@ import ray
 
 from stepledger import Comparison, compare
 from stepledger.errors import LedgerError
+from stepledger.progress import progress_bar
 
 from .live import Live, Watch, metrics
-from .nodes import TIMEOUT, claim, collect
+from .nodes import TIMEOUT, claim, collect, discard
 from .run import REMAKES, Run, Settings
+from .storage import store
 from .taps import RECORDERS, LearnerTap, episode_space, taps_of
 
 __all__ = ["Job", "finish"]
@@ -86,7 +88,7 @@ class Job:
         self._live = None if watch.compare_every is None else Live(self.run, watch)
         self._hook_cleanup(algorithm)
         taps = "env, vector and episode of the evaluation" if self.run.offline else "env, vector, episode and learner"
-        print(f"stepledger: recording the taps {taps} into {self.run.directory}", flush=True)
+        print(f"stepledger: recording the taps {taps} into {self.run.place}", flush=True)
 
     def _runner_groups(self) -> list[Any]:
         """The EnvRunners for training and for evaluation."""
@@ -209,32 +211,37 @@ class Job:
         Raises:
             LedgerError: They can't be compared.
         """
-        problems: list[str] = []
+        problems: dict[str, str] = {}
         if not self._ended and ray.is_initialized():  # not where a script has called ray.shutdown() first
             self._everywhere("stop_recording" if stop else "flush")
-            problems = collect(self.run, self._nodes)
+            with progress_bar("gathering") as progress:
+                problems = collect(self.run, self._nodes, progress)
         comparison = self._compared(stop)
+        if stop and self.run.uri and ray.is_initialized():
+            discard(self.run, self._nodes.keys() - problems.keys())
         if not problems:
             return comparison
         first, *others = comparison.hops
-        return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *problems)), *others))
+        return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *problems.values())), *others))
 
     def _compared(self, stop: bool) -> Comparison:
         """The comparison of all that was recorded: from the ledgers, or as it was found on the way where they hold only a part."""
         if self._watch.retain == "all" or self._live is None or self._ended:
-            return compare(self.run.directory)
+            with progress_bar("comparing") as progress:
+                return compare(self.run.held, progress=progress)
         return self._live.compare(self._nodes, end=stop)[0]
 
     def end(self) -> None:
         """Compare for the last time, print the report and write ``report.json``; never raises."""
         if self._ended:
             return
+        compared = False
         try:
             comparison = self.compare(stop=True)
             report = {"run": asdict(self.run), **comparison.to_dict()}
             (Path(self.run.directory) / "report.json").write_text(json.dumps(report, indent=2))
-            print(comparison)
-            print(f"stepledger: compare again with: stepledger compare {self.run.directory}", flush=True)
+            print(comparison, flush=True)
+            compared = True
         except LedgerError as error:
             sampled = any(Path(self.run.directory).rglob("runner-*"))
             print(f"stepledger: {error if sampled else 'nothing was sampled, so that there is nothing to compare.'}", flush=True)
@@ -242,6 +249,9 @@ class Job:
             logger.warning("stepledger: the ledgers in %s could not be gathered: %r", self.run.directory, error)
         finally:
             self._ended = True
+        place = store(self.run, last=True)
+        if compared:
+            print(f"stepledger: compare again with: stepledger compare {place}", flush=True)
 
 
 def check_config(config: Any) -> None:
@@ -281,7 +291,9 @@ def finish(algorithm: Any) -> Comparison:
     for callback in algorithm.callbacks if isinstance(algorithm.callbacks, list) else [algorithm.callbacks]:
         job = getattr(callback, "job", None)
         if isinstance(job, Job):
-            return job.compare()
+            comparison = job.compare()
+            store(job.run)
+            return comparison
     raise LedgerError("this algorithm has no ledgers: add a LedgerCallback to its config, or stepledger_ray.attach(config, directory).")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from stepledger.errors import LedgerError
 from stepledger.format import JOURNAL
 from stepledger.ledger import find
+from stepledger.result import Progress
 
 from .run import Run, check_writable
 
@@ -23,7 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["TIMEOUT", "claim", "collect"]
+__all__ = ["TIMEOUT", "claim", "collect", "discard", "ledgers"]
 
 #: Seconds that a process or a node has to answer; one that takes longer is left out, and that is said.
 TIMEOUT = 120.0
@@ -61,43 +63,68 @@ def claim(run: Run) -> str:
 
 
 def _set_aside(directory: Path) -> None:
-    ledgers = _ledgers(directory)
     number = 1
     while (directory / f"old{number}").exists():
         number += 1
-    for path in ledgers:
+    for path in ledgers(directory):
         target = directory / f"old{number}" / path.relative_to(directory)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
 
 
-def _ledgers(directory: Path) -> list[Path]:
+def ledgers(directory: Path) -> list[Path]:
     """The files of ledgers in a run directory, without those that were set aside."""
     return [path for name in find(directory) for path in (name, name.with_suffix(JOURNAL)) if path.exists()]
 
 
-def collect(run: Run, nodes: Mapping[str, Iterable[str]]) -> list[str]:
+def collect(run: Run, nodes: Mapping[str, Iterable[str]], progress: Progress | None = None) -> dict[str, str]:
     """Copy into the driver's run directory what was written on nodes that don't share its file system; dead workers' files too.
 
     Args:
         run: The run.
         nodes: Node id -> who recorded there.
+        progress: Called with the number of bytes that have come and the number of all.
 
     Returns:
-        A sentence for each node that gave no answer.
+        For each node that gave no answer, a sentence about it.
     """
-    problems = []
-    for node, who in nodes.items():
+    problems: dict[str, str] = {}
+    there: dict[str, list[tuple[str, int]]] = {}
+    for node in nodes:
         if node == ray.get_runtime_context().get_node_id():
             continue
-        on_node = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        try:
-            for name, size in ray.get(on_node(_listed).remote(run), timeout=TIMEOUT):
-                _copy(run, on_node(_piece), name, size)
-        except (ray.exceptions.RayError, ValueError, OSError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            problems.append(f"node {_name(node)} gave no ledgers of {', '.join(sorted(who))} ({reason})")
+        with _asked(node, nodes[node], problems):
+            there[node] = ray.get(_on(node, _listed).remote(run), timeout=TIMEOUT)
+    done, total = 0, sum(size for files in there.values() for _, size in files)
+    for node, files in there.items():
+        with _asked(node, nodes[node], problems):
+            for name, size in files:
+                for came in _copy(run, _on(node, _piece), name, size):
+                    done += came
+                    if progress is not None:
+                        progress(done, total)
     return problems
+
+
+def discard(run: Run, nodes: Iterable[str]) -> None:
+    """Remove the run directories of nodes from which all has come and which don't share the driver's file system."""
+    with contextlib.suppress(ray.exceptions.RayError):  # a node that has died since needs no order
+        ray.get([_on(node, _remove).remote(run) for node in nodes], timeout=TIMEOUT)
+
+
+def _on(node: str, function: Any) -> Any:
+    """A function as a task on a node."""
+    return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))(function)
+
+
+@contextlib.contextmanager
+def _asked(node: str, who: Iterable[str], problems: dict[str, str]) -> Iterator[None]:
+    """Add a sentence to the problems where a node gives no answer."""
+    try:
+        yield
+    except (ray.exceptions.RayError, ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        problems[node] = f"node {_name(node)} gave no ledgers of {', '.join(sorted(who))} ({reason})"
 
 
 def _name(node: str) -> str:
@@ -115,7 +142,13 @@ def _listed(run: Run) -> list[tuple[str, int]]:
     mark = directory / _MARK
     if not mark.exists() or mark.read_text() != run.id:
         raise LedgerError(f"{directory} holds nothing of this run.")
-    return [(str(path.relative_to(directory)), path.stat().st_size) for path in _ledgers(directory)]
+    return [(str(path.relative_to(directory)), path.stat().st_size) for path in ledgers(directory)]
+
+
+def _remove(run: Run) -> None:
+    """On a node: remove the run directory, unless it is the driver's too."""
+    if not run.is_here():
+        shutil.rmtree(run.directory, ignore_errors=True)
 
 
 def _piece(path: str, begin: int, size: int) -> bytes:
@@ -125,7 +158,8 @@ def _piece(path: str, begin: int, size: int) -> bytes:
         return file.read(size)
 
 
-def _copy(run: Run, piece: Any, name: str, size: int) -> None:
+def _copy(run: Run, piece: Any, name: str, size: int) -> Iterator[int]:
+    """Copy a file from a node piece by piece; yields each piece's size once it is here."""
     target = Path(run.directory, name)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
@@ -135,9 +169,9 @@ def _copy(run: Run, piece: Any, name: str, size: int) -> None:
             for begin in range(0, size, _PIECE):
                 under_way.append(piece.remote(str(target), begin, min(_PIECE, size - begin)))
                 if len(under_way) == _UNDER_WAY:
-                    file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
+                    yield file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
             while under_way:
-                file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
+                yield file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)

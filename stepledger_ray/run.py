@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tempfile
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from stepledger.errors import LedgerError
 from stepledger.recording import OnError
+from stepledger.remote import Remote, located
 
 __all__ = ["REMAKES", "Run", "Settings", "check_writable", "trial_of"]
 
@@ -42,7 +44,7 @@ class Run:
     """A training job that is recorded.
 
     Attributes:
-        directory: Absolute path of the run directory on the driver's node.
+        directory: Absolute path of the run directory on the driver's node, and on others that don't share its file system.
         id: Identity of the run, in the meta of all its ledgers.
         algorithm: Class name of the algorithm.
         trial: Tune's directories of the experiment and the trial; empty outside of Tune.
@@ -52,6 +54,7 @@ class Run:
         horizon: Number of sampled steps after which one won't be learned from any more.
         offline: Whether it learns from a dataset, so that only its evaluation samples.
         incarnation: Number of the first incarnation of its runners: 0, or more where it goes on after an earlier one.
+        uri: Where the run directory is stored in the end; empty where it stays as it is.
     """
 
     directory: str
@@ -64,23 +67,25 @@ class Run:
     horizon: int
     offline: bool
     incarnation: int
+    uri: str = ""
 
     @classmethod
     def begin(cls, directory: str | os.PathLike[str], algorithm: Any, settings: Settings, *, resume: bool = False) -> Run:
-        """Make the run directory of an algorithm, on the driver.
+        """Make the run directory of an algorithm, on the driver; and claim its URI, if it has one.
 
         A relative directory is one of the driver's: Tune moves its trials into directories of their own, and each of them gets a run
         directory of its own below this one. A trial that Tune starts again goes on in its directory.
 
         Raises:
-            LedgerError: The directory holds a run already, or can't be written.
+            LedgerError: The directory or the URI holds a run already, or can't be written.
         """
-        path = Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "."), directory).absolute()
+        place = located(directory)
         trial = trial_of(algorithm._storage)  # not trial_name, which an AlgorithmConfig loses on its way (ray 2.60)
-        if trial:
-            path /= Path(trial).name
+        name, remote = Path(trial).name, Remote(place) if isinstance(place, str) else None
+        if remote is not None and name:
+            remote = remote.below(name)
         run = cls(
-            directory=str(path),
+            directory="" if remote else str(Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "."), place, name).absolute()),
             id=uuid.uuid4().hex,
             algorithm=type(algorithm).__name__,
             trial=trial,
@@ -90,28 +95,53 @@ class Run:
             horizon=_horizon(algorithm),
             offline=bool(algorithm.config.is_offline),
             incarnation=0,
+            uri=remote.uri if remote else "",
         )
-        file = path / _FILE
-        if file.exists():
-            run = run._after(_read(file), resume)
-        check_writable(str(path))
-        file.write_text(json.dumps(asdict(run), indent=2))
+        if remote is None:
+            file = Path(run.directory, _FILE)
+            earlier = _read(file) if file.exists() else None
+        else:
+            text = remote.read_text(_FILE)
+            earlier = None if text is None else _parsed(text, run.uri)
+        if earlier is not None:
+            run = run._after(earlier, resume)
+        if remote is not None:
+            # After the run's identity: what an earlier process of it recorded here and could not store is found again.
+            run = replace(run, directory=os.path.join(tempfile.gettempdir(), f"stepledger-{run.id}"))
+        run._write()
+        if remote is not None:
+            remote.store(Path(run.directory), [_FILE])
+            if earlier is not None:
+                remote.fetch(Path(run.directory))
         return run
+
+    def _write(self) -> None:
+        """Make the run directory, and write down whose it is."""
+        check_writable(self.directory)
+        Path(self.directory, _FILE).write_text(json.dumps(asdict(self), indent=2))
 
     def _after(self, earlier: dict[str, Any], resume: bool) -> Run:
         """This run as it goes on after an earlier one in its directory."""
         same_trial = self.trial and earlier.get("trial") == self.trial
         if not (resume or same_trial):
             raise LedgerError(
-                f"{self.directory} holds a run already: name another directory, remove this one, or pass resume=True to go on with the run "
+                f"{self.place} holds a run already: name another directory, remove this one, or pass resume=True to go on with the run "
                 "in it (after a checkpoint: Algorithm.from_checkpoint(path, config=attach(config, directory, resume=True)))."
             )
         if earlier.get("settings") != asdict(self.settings):
-            raise LedgerError(
-                f"the run in {self.directory} was recorded with other options ({earlier.get('settings')}): pass the same ones."
-            )
+            raise LedgerError(f"the run in {self.place} was recorded with other options ({earlier.get('settings')}): pass the same ones.")
         # Not from the files: those of a dead runner may be on another node. A hundred restarts of each runner fit in between.
-        return replace(self, id=str(earlier["id"]), incarnation=int(earlier["incarnation"]) + RESUMES)
+        return replace(self, id=uuid.UUID(str(earlier["id"])).hex, incarnation=int(earlier["incarnation"]) + RESUMES)
+
+    @property
+    def place(self) -> str:
+        """Where a person finds the run in the end."""
+        return self.uri or self.directory
+
+    @property
+    def held(self) -> str:
+        """Where its ledgers are now, on the driver: in the run directory, until it is over and stored."""
+        return self.directory if os.path.isdir(self.directory) else self.place
 
     @property
     def notes(self) -> list[str]:
@@ -160,6 +190,13 @@ def check_writable(directory: str) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        return _parsed(file.read_text(), str(file))
+    except OSError as error:
         raise LedgerError(f"{file} can't be read ({error}): name another directory.") from None
+
+
+def _parsed(text: str, place: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise LedgerError(f"the {_FILE} of {place} can't be read ({error}): name another directory.") from None

@@ -14,6 +14,7 @@ from ray.tune import Callback
 from stepledger import compare
 from stepledger.errors import LedgerError
 from stepledger.journal import is_locked
+from stepledger.remote import located
 
 from .run import trial_of
 
@@ -29,10 +30,19 @@ class TuneCallback(Callback):
 
     Args:
         directory: As given to `LedgerCallback` or `attach`.
+
+    Raises:
+        LedgerError: It is a URI.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory).absolute()
+        place = located(directory)
+        if isinstance(place, str):
+            raise LedgerError(
+                f"TuneCallback can't look into {place}: leave it out (trials that come to their end are compared and stored without it), "
+                "or give it and the config a directory that all nodes share."
+            )
+        self._directory = place.absolute()
         self._ended: list[str] = []
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
