@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,13 +19,16 @@ pytestmark = pytest.mark.ray
 
 #: The other node sees an own directory in the place of the run directory's parent: it lives in another mount namespace.
 SCRIPT = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, tempfile, time
 import ray
+import stepledger.progress
 from ray.cluster_utils import Cluster
 from ray.rllib.algorithms.ppo import PPOConfig
 from stepledger_ray import attach
 
-shared, theirs, dies = sys.argv[1], sys.argv[2], sys.argv[3] == "dies"
+stepledger.progress._PATIENCE = 0.0
+shared, theirs, place, dies = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4] == "dies"
+tempfile.tempdir = shared
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"place": 1}})
 ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
 ray_start = f"{sys.executable} -m ray.scripts.scripts start --address={cluster.address} --num-cpus=4 --block"
@@ -40,7 +44,7 @@ config = (
     .training(train_batch_size=400, minibatch_size=200, num_epochs=1)
     .rl_module(model_config={"fcnet_hiddens": [8]})
 )
-algorithm = attach(config, os.path.join(shared, "run")).build_algo()
+algorithm = attach(config, place).build_algo()
 algorithm.train()
 algorithm.train()
 if dies:
@@ -65,17 +69,42 @@ def namespaces_work() -> bool:
         return False
 
 
+def read_all(terminal: int) -> str:
+    """What is shown on a terminal until its other end is closed."""
+    shown = b""
+    with contextlib.suppress(OSError):  # that is how Linux says so
+        while more := os.read(terminal, 1 << 16):
+            shown += more
+    os.close(terminal)
+    return shown.decode(errors="replace")
+
+
+def train(tmp_path: Path, place: Path | str, end: str) -> str:
+    """Run the script; what it shows on its terminal."""
+    for name in ("shared", "theirs"):
+        (tmp_path / name).mkdir()
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "shared"), str(tmp_path / "theirs"), str(place), end]
+    # The other node must find the environment's packages, and not this test session's cluster.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    terminal, end_of_it = os.openpty()
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=end_of_it, env=environment)
+    os.close(end_of_it)
+    shown = b""
+    with contextlib.suppress(OSError):  # that is how Linux says that a terminal's other end is closed
+        while more := os.read(terminal, 1 << 16):
+            shown += more
+    os.close(terminal)
+    assert process.wait(280) == 0, shown
+    return shown.decode()
+
+
 @pytest.mark.skipif(not namespaces_work(), reason="mount namespaces are closed to this user")
 @pytest.mark.parametrize("end", ["lives", "dies"])
 def test_what_another_node_recorded_is_gathered_or_the_node_is_named(tmp_path: Path, end: str) -> None:
-    for name in ("shared", "theirs"):
-        (tmp_path / name).mkdir()
-    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "shared"), str(tmp_path / "theirs"), end]
-    # The other node must find the environment's packages, and not this test session's cluster.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=280, env=environment)
-    assert done.returncode == 0, done.stderr
     run = tmp_path / "shared" / "run"
+    shown = train(tmp_path, run, end)
+    assert "comparing" in shown
+    assert ("gathering" in shown) == (end == "lives")
     result = compare(run)
     assert result.equal, str(result)
     theirs = {path.name for path in (tmp_path / "theirs" / "run").glob("runner-*")}
@@ -90,3 +119,12 @@ def test_what_another_node_recorded_is_gathered_or_the_node_is_named(tmp_path: P
         (sentence,) = [one for one in report["hops"][0]["unknown"] if one.startswith("node ")]
         assert "gave no ledgers of EnvRunner" in sentence
         assert result.hops[0].streams == 2
+
+
+@pytest.mark.skipif(not namespaces_work(), reason="mount namespaces are closed to this user")
+def test_what_another_node_recorded_is_stored_at_the_uri_of_the_run_and_stays_nowhere_else(tmp_path: Path, uri: str) -> None:
+    train(tmp_path, uri, "lives")
+    result = compare(uri)
+    assert result.exit_status == 0, str(result)
+    assert result.hops[0].streams == 4
+    assert not list(tmp_path.rglob("stepledger-*"))
