@@ -23,7 +23,7 @@ from .compare import compare
 from .errors import LedgerError
 from .ledger import Ledger, is_directory, read, read_all
 from .progress import progress_bar
-from .remote import fetched
+from .remote import fetched, located
 
 __all__ = ["main"]
 
@@ -93,8 +93,7 @@ def _info(options: argparse.Namespace) -> tuple[str, int]:
         ledgers = read_all(path)[0] if is_directory(path) else [read(path)]
         if not ledgers:
             raise LedgerError(f"{path} holds no ledgers: name the directory that they were written to.")
-        local = any(ledger.path.is_relative_to(options.path) for ledger in ledgers)
-        names = [str(ledger.path) if local else f"{options.path}: {ledger.path.name}" for ledger in ledgers]
+        names = [str(ledger.path).replace(str(path), str(located(options.path))) for ledger in ledgers]
         return "\n\n".join(map(_describe, ledgers, names)), 0
 
 

@@ -53,14 +53,14 @@ class Remote:
         uri: Anything that `located` leaves as it is.
 
     Raises:
-        LedgerError: pyarrow is missing, knows no such file system, or can't reach it; or the URI holds a secret.
+        LedgerError: pyarrow is missing, knows no such file system, or can't reach it; or the URI holds a password.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
         with self._told("can't be used"):
             if urlsplit(uri).password is not None:
-                raise LedgerError("the URI holds a secret, and would be printed: give credentials where the file system looks for them.")
+                raise LedgerError("the URI holds a password, and would be printed: give credentials where the file system looks for them.")
             try:
                 from pyarrow import fs
             except ImportError:
@@ -80,7 +80,7 @@ class Remote:
         """What a small file in the directory holds; `None` where there is no such file."""
         with self._told("can't be read"):
             try:
-                with self._filesystem.open_input_stream(self._at(name)) as file:
+                with self._filesystem.open_input_stream(f"{self._path}/{name}") as file:
                     return str(file.read().decode())
             except FileNotFoundError:
                 return None
@@ -88,7 +88,7 @@ class Remote:
     def store(self, directory: Path, names: Iterable[str]) -> None:
         """Copy files of a local directory to this one, in bounded memory."""
         with self._told("can't be written"):
-            paths = {name: self._at(name) for name in names}
+            paths = {name: f"{self._path}/{name}" for name in names}
             for parent in {path.rpartition("/")[0] for path in paths.values()}:
                 self._filesystem.create_dir(parent, recursive=True)
             for name, path in paths.items():
@@ -109,7 +109,8 @@ class Remote:
                 stem = self._path.rpartition(".")[0]
                 found, base = self._filesystem.get_file_info([stem + SEALED, stem + JOURNAL]), self._path.rpartition("/")[0]
             else:
-                found, base = self._filesystem.get_file_info(self._fs.FileSelector(self._path, recursive=True)), self._path
+                selector = self._fs.FileSelector(self._path, allow_not_found=True, recursive=True)
+                found, base = self._filesystem.get_file_info(selector), self._path
             for info in found:
                 target = directory / os.path.relpath(info.path, base)
                 inside = target.resolve().is_relative_to(directory.resolve())  # an object's name may hold ".."
@@ -121,9 +122,6 @@ class Remote:
                     os.replace(part, target)
             return directory / self._path.rpartition("/")[2] if single else directory
 
-    def _at(self, name: str) -> str:
-        return f"{self._path}/{name}"
-
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """Tell of pyarrow's errors in one sentence."""
@@ -132,8 +130,6 @@ class Remote:
         except LedgerError:
             raise
         except (OSError, ValueError, NotImplementedError) as error:  # those of pyarrow are among these
-            if isinstance(error, FileNotFoundError):
-                raise LedgerError(f"{self.uri} is not there: name the place that the ledgers were written to.") from None
             reason = str(error).partition("\n")[0]
             raise LedgerError(f"{self.uri} {what} ({reason}): check the URI and the credentials, or name a directory.") from None
 

@@ -88,7 +88,8 @@ class Job:
         self._live = None if watch.compare_every is None else Live(self.run, watch)
         self._hook_cleanup(algorithm)
         taps = "env, vector and episode of the evaluation" if self.run.offline else "env, vector, episode and learner"
-        print(f"stepledger: recording the taps {taps} into {self.run.place}", flush=True)
+        stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
+        print(f"stepledger: recording the taps {taps} into {self.run.directory}{stored}", flush=True)
 
     def _runner_groups(self) -> list[Any]:
         """The EnvRunners for training and for evaluation."""

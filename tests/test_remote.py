@@ -36,9 +36,9 @@ def test_info_tells_of_the_ledgers_at_a_uri(stored: tuple[Path, str], capsys: py
     _, uri = stored
     assert main(["info", uri]) == 0
     firsts = [one.splitlines()[0] for one in capsys.readouterr().out.split("\n\n")]
-    assert firsts == [f"{uri}: {name}.npz" for name in ("env-0", "env-1", "env-2", "trainer")]
+    assert firsts == [f"{uri}/{name}.npz" for name in ("env-0", "env-1", "env-2", "trainer")]
     assert main(["info", Remote(uri).below("env-1.npz").uri]) == 0
-    assert "tap          env" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith(f"{Remote(uri).below('env-1.npz').uri}\n  tap          env\n")
 
 
 def test_a_journal_at_a_uri_has_an_open_end_there_too(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,9 +92,9 @@ def test_a_name_that_points_out_of_the_directory_is_not_fetched(stored: tuple[Pa
 
 def test_what_is_wrong_at_a_uri_is_one_sentence_that_names_it(stored: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
     directory, uri = stored
-    assert f"{Remote(uri).below('no').uri} is not there" in assert_refused(capsys, "compare", Remote(uri).below("no").uri)
+    assert f"{Remote(uri).below('no').uri} holds no ledgers" in assert_refused(capsys, "compare", Remote(uri).below("no").uri)
     assert "is not there" in assert_refused(capsys, "info", Remote(uri).below("no.npz").uri)
-    assert "check the URI and the credentials" in assert_refused(capsys, "compare", uri.replace("s3://", "s3://no-such-"))
+    assert "holds no ledgers" in assert_refused(capsys, "compare", uri.replace("s3://", "s3://no-such-"))
     assert "nosuch://x/y can't be used (Unrecognized filesystem type" in assert_refused(capsys, "compare", "nosuch://x/y")
     assert "s3:// names no directory" in assert_refused(capsys, "info", "s3://")
     message = assert_refused(capsys, "compare", uri.replace("s3://", "s3://me:secret@"))

@@ -56,7 +56,8 @@ def test_a_run_is_stored_at_its_uri_by_finish_and_at_the_end(uri, temporary, cap
     assert finish(algorithm).to_dict() == result.to_dict()
     assert not list(temporary.glob("stepledger-*"))
     first, *_, last = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stepledger: ")]
-    assert first == f"stepledger: recording the taps env, vector, episode and learner into {uri}"
+    assert first.startswith(f"stepledger: recording the taps env, vector, episode and learner into {temporary / 'stepledger-'}")
+    assert first.endswith(f", to be stored at {uri}")
     assert last == f"stepledger: compare again with: stepledger compare {shlex.quote(uri)}"
     assert main(shlex.split(last.partition("with: stepledger ")[2])) == 0
     assert capsys.readouterr().out == f"{result}\n"
