@@ -3,20 +3,24 @@
     python benchmarks/comparing.py --events 10_000_000 --runners 8
 
 Writes the ledgers of a run without a difference (env, vector, episode and learner taps, 4 envs per EnvRunner), compares them as
-``algorithm.stop()`` does, and prints events compared per second over all hops and the driver's peak of memory.
+``algorithm.stop()`` does, in Ray tasks, and prints events compared per second over all hops and the driver's peak of memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import resource
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
+from stepledger import Comparison, compare
 from stepledger.digest import SpaceDigest
 from stepledger.format import RESET, STEP, TRANSITION, Place, StreamKey
 from stepledger.recorder import BatchRecorder, describe
@@ -84,14 +88,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--events", type=int, default=10_000_000, help="events compared over all hops")
     parser.add_argument("--runners", type=int, default=8)
+    parser.add_argument("--driver", action="store_true", help="in this process, as stepledger.compare does")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        write(Path(temporary), arguments.runners, arguments.events // (3 * ENVS * arguments.runners))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        from stepledger import compare
+        # In a process of its own, so that its memory is not counted.
+        size = arguments.events // (3 * ENVS * arguments.runners)
+        writer = multiprocessing.get_context("spawn").Process(target=write, args=(Path(temporary), arguments.runners, size))
+        writer.start()
+        writer.join()
+        if arguments.driver:
+            compare_run: Callable[[str], Comparison] = compare
+        else:
+            import ray
 
+            from stepledger_ray.tasks import compare_run
+
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+            started = ray.remote(lambda: time.sleep(0.5))  # the workers are there already at the end of a job
+            ray.get([started.remote() for _ in range(os.cpu_count() or 1)])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        found = compare(temporary)
+        found = compare_run(temporary)
         seconds = time.perf_counter() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from .remote import fetched
 from .result import Comparison, Counter, Difference, Hop, Progress, Tally
 from .transitions import TransitionHop
 
-__all__ = ["TAPS", "Comparer", "compare"]
+__all__ = ["TAPS", "Comparer", "checked", "compare", "selected"]
 
 #: The taps, in the order in which data passes them.
 TAPS = ["env", "vector", "episode", "learner"]
@@ -46,11 +46,10 @@ def compare(
     """
     with fetched(env_side) as first, nullcontext() if trainer_side is None else fetched(trainer_side) as second:
         ledgers, empty = _load(first, second and _named(second))
-        comparison = compare_ledgers(ledgers, progress)
-    if not empty:
-        return comparison
-    hop, *others = comparison.hops
-    return replace(comparison, hops=(replace(hop, unknown=(*hop.unknown, *empty)), *others))
+        ledgers, left_out = selected(ledgers)
+        comparer = Comparer()
+        comparer.add(ledgers)
+        return checked(comparer.compare(end=True, progress=progress), empty, left_out)
 
 
 def _named(path: Path) -> Path:
@@ -89,28 +88,54 @@ def _load(env_side: Path, trainer_side: Path | None) -> tuple[list[Ledger], list
     return ledgers, empty
 
 
-def compare_ledgers(ledgers: Sequence[Ledger], progress: Progress | None = None) -> Comparison:
-    """Compare the ledgers of one run, whatever taps they are of."""
-    ledgers, left_out = _of_one_run(_without_conflicts(ledgers))
-    comparer = Comparer()
-    comparer.add(ledgers)
-    comparison = comparer.compare(end=True, progress=progress)
+def selected(ledgers: Sequence[Ledger]) -> tuple[list[Ledger], str]:
+    """The ledgers that are compared with each other, and what to say of those that are left out.
+
+    Raises:
+        LedgerError: They are of one tap only, or two were recorded under one name.
+    """
+    kept, left_out = _of_one_run(_without_conflicts(ledgers))
+    groups: dict[str, set[str]] = {}
+    for ledger in kept:
+        groups.setdefault(ledger.meta.get("group", ""), set()).update({ledger.meta["tap"]} & {*TAPS})
+    for present in groups.values():
+        if len(present) < 2:
+            what = f"only ledgers of the tap {min(present)!r}" if present else "no ledgers of a known tap"
+            raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
+    return kept, left_out
+
+
+def checked(comparison: Comparison, empty: Sequence[str] = (), left_out: str = "") -> Comparison:
+    """The comparison of a run, with what was found before the ledgers were compared.
+
+    Raises:
+        LedgerError: Nothing was compared.
+    """
     if not any(hop.streams for hop in comparison.hops):
         unpaired = [sentence for hop in comparison.hops for sentence in hop.unpaired] or ["no environment is on both sides"]
         raise LedgerError(f"{unpaired[0]}; nothing was compared.")
-    if left_out:
-        first, *others = comparison.hops
-        return replace(comparison, hops=(replace(first, notes=(*first.notes, left_out)), *others))
-    return comparison
+    first, *others = comparison.hops
+    first = replace(first, unknown=(*first.unknown, *empty), notes=(*first.notes, *([left_out] if left_out else [])))
+    return replace(comparison, hops=(first, *others))
 
 
 class Comparer:
-    """Compares the ledgers of one run, whose events may come in parts: what was compared is dropped."""
+    """Compares the ledgers of one run, whose events may come in parts: what was compared is dropped.
 
-    def __init__(self) -> None:
+    Args:
+        taps: Those that are compared.
+        present: For each group of ledgers, the taps that the run has ledgers of, where not all of them are given to this comparer.
+        expected: Likewise, the taps that it should have.
+    """
+
+    def __init__(
+        self, taps: Sequence[str] = TAPS, present: Mapping[str, set[str]] | None = None, expected: Mapping[str, set[str]] | None = None
+    ) -> None:
+        self._use = taps
         self._new: dict[str, dict[str, list[Ledger]]] = {}
+        self._present = present
         self._taps: dict[str, set[str]] = {}
-        self._expected: dict[str, set[str]] = {}
+        self._expected: dict[str, set[str]] = {group: set(some) for group, some in (expected or {}).items()}
         self._hops: dict[tuple[str, str, str], EventHop | TransitionHop] = {}
         self._ledgers: set[tuple[str, str, Path, tuple[StreamKey, ...]]] = set()
 
@@ -137,16 +162,14 @@ class Comparer:
             What was found so far.
 
         Raises:
-            LedgerError: There is no second side, or the two sides were recorded with different settings.
+            LedgerError: The two sides were recorded with different settings.
         """
         counter = Counter(self._events(), progress)
         results: list[tuple[Hop, list[Difference]]] = []
-        for group, present in sorted(self._taps.items()):
-            if len(present) < 2 and end:
-                what = f"only ledgers of the tap {min(present)!r}" if present else "no ledgers of a known tap"
-                raise LedgerError(f"there are {what}, and comparing takes two sides: record the other side too, or name its file.")
+        for group, given in sorted(self._taps.items()):
+            present = given if self._present is None else self._present[group]
             new = self._new.pop(group, {})
-            for first, second in itertools.pairwise(tap for tap in TAPS if tap in present | self._expected[group]):
+            for first, second in itertools.pairwise(tap for tap in self._use if tap in present | self._expected[group]):
                 name = f"{group}: {first} -> {second}" if group else f"{first} -> {second}"
                 hop = self._hops.setdefault((group, first, second), TransitionHop(name) if second == "learner" else EventHop(name))
                 hop.add(new.get(first, []), new.get(second, []))

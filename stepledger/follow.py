@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .compare import Comparer
+from .errors import LedgerError
 from .format import JOURNAL, SEALED, StreamKey
 from .journal import is_locked, scan
 from .ledger import ForeignFileError, Ledger, Streams, find, ledger_of, read
+from .result import Comparison
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "Watcher"]
 
 
 @dataclass
@@ -93,3 +97,32 @@ class Follower:
             followed.taken[key] = new.begin + len(new)
             streams.append(new)
         return replace(ledger, path=name, streams=Streams(streams))
+
+
+class Watcher:
+    """Compares the ledgers of a run while they are being recorded.
+
+    Args:
+        directory: The run directory.
+        run: Identity of the run.
+    """
+
+    def __init__(self, directory: Path, run: str) -> None:
+        self._follower = Follower(directory, run)
+        self._comparer = Comparer()
+
+    def compare(self, end: bool, *others: Sequence[Ledger]) -> tuple[Comparison, dict[str, list[int]], str]:
+        """Compare what has been written since the last time.
+
+        Args:
+            end: Nothing more will come.
+            others: What other followers have found.
+
+        Returns:
+            What was found so far; for each ledger, how many events of each of its streams may be dropped; why it can't be compared.
+        """
+        try:
+            self._comparer.add([ledger for news in (self._follower.news(), *others) for ledger in news])
+            return self._comparer.compare(end), self._comparer.done_with(), ""
+        except LedgerError as error:
+            return Comparison((), ()), {}, str(error)

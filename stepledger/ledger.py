@@ -239,10 +239,13 @@ class _Sealed:
         self._archive = archive
         self._size = path.stat().st_size
 
-    def ledger(self) -> Ledger:
+    def meta(self) -> Meta:
         if "meta.npy" not in self._archive.namelist():
             raise ForeignFileError("it is no ledger of stepledger: name the files that were recorded.")
-        meta = checked_meta(json.loads(str(self._text("meta"))))
+        return checked_meta(json.loads(str(self._text("meta"))))
+
+    def ledger(self) -> Ledger:
+        meta = self.meta()
         keys = [StreamKey(*key) for key in meta["stream_keys"]]
         offsets = self._array("stream_offsets", np.dtype(np.int64), (len(keys) + 1,))
         if offsets[0] != 0 or (np.diff(offsets) < 0).any() or len(set(keys)) != len(keys):
@@ -359,6 +362,31 @@ def read_all(directory: Path) -> tuple[list[Ledger], list[str]]:
         except ForeignFileError:
             continue
     return ledgers, empty
+
+
+def peek_all(directory: Path) -> tuple[list[Ledger], list[str]]:
+    """As `read_all`, but without the events: what a ledger says of itself."""
+    ledgers, empty = [], []
+    for path in find(directory):
+        journal = path.with_suffix(JOURNAL)
+        try:
+            meta = _peek(path) if path.exists() else scan(journal, (journal.stat().st_size, 0)).meta
+            ledgers.append(Ledger(path if path.exists() else journal, meta, Streams([]), open_end=False))
+        except EmptyFileError as error:
+            empty.append(str(error))
+        except ForeignFileError:
+            continue
+    return ledgers, empty
+
+
+def _peek(path: Path) -> Meta:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Sealed(path, archive).meta()
+    except LedgerError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except Exception as error:
+        raise LedgerError(f"{path} is no ledger, or it is truncated or altered ({error or type(error).__name__}): record again.") from None
 
 
 def find(directory: Path) -> list[Path]:

@@ -100,8 +100,9 @@ class TransitionHop:
         at = sampled.find(learned, meta)
         found, foreign = np.flatnonzero(at >= 0), np.flatnonzero(at < 0)
         if len(found):
-            _compare(self._tally, self._differences, {field: column[found] for field, column in learned.items()}, sampled, at[found], meta)
-            np.add.at(sampled.times, at[found], 1)
+            matched = {field: column[found] for field, column in learned.items()} if len(foreign) else learned
+            _compare(self._tally, self._differences, matched, sampled, at[found], meta)
+            sampled.times += np.bincount(at[found], minlength=len(sampled))
         self._longest = max(self._longest, int(learned["n"].max(initial=1)))
         self._notes = _notes(self._longest, meta)
         self._learned = [{field: column[foreign] for field, column in learned.items()}]
@@ -242,6 +243,8 @@ def _mixed(*columns: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 
 
 def _concatenate(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
     return {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
 
 
@@ -309,7 +312,7 @@ class _Sampled:
     def find(self, learned: Columns, meta: Meta) -> Ints:
         """For each learned transition the row of the step it begins with, or -1."""
         own = self.columns
-        at = _Index(_mixed(own["h_id"], own["t"])).find(_mixed(learned["h_id"], learned["t"]))
+        at = self._by_identity(learned)
         if not meta.get("replays"):
             return at
         # A replay buffer may have put another id in place of the sampler's. Then the transition is found by what it holds: all of it,
@@ -333,6 +336,22 @@ class _Sampled:
             index = _Index(_mixed(*(own[field][known] for field in fields)))
             keys = _mixed(*(learned[field][rows] for field in fields))
             at[rows] = self._best(index, known, keys, {field: column[rows] for field, column in learned.items()}, meta)
+        return at
+
+    def _by_identity(self, learned: Columns) -> Ints:
+        """For each learned transition the row of its episode and time step, or -1."""
+        own, h_id, t = self.columns, learned["h_id"], learned["t"]
+        # Learners get chunks of episodes: where a transition follows the one before, so does its row, mostly.
+        first = np.ones(len(t), bool)
+        first[1:] = (h_id[1:] != h_id[:-1]) | (t[1:] != t[:-1] + 1)
+        heads = np.flatnonzero(first)
+        index = _Index(_mixed(own["h_id"], own["t"]))
+        rows = index.find(_mixed(h_id[heads], t[heads]))
+        lengths = np.diff([*heads, len(t)])
+        at = np.repeat(rows - heads, lengths) + np.arange(len(t))
+        at[np.repeat(rows < 0, lengths) | (at >= len(self))] = -1
+        wrong = np.flatnonzero((at < 0) | (own["h_id"][at] != h_id) | (own["t"][at] != t)) if len(self) else np.arange(len(t))
+        at[wrong] = index.find(_mixed(h_id[wrong], t[wrong]))
         return at
 
     def _best(self, index: _Index, known: Ints, keys: npt.NDArray[np.uint64], learned: Columns, meta: Meta) -> Ints:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import ray
 
-from stepledger import Comparison, compare
+from stepledger import Comparison
 from stepledger.errors import LedgerError
 from stepledger.progress import progress_bar
 
@@ -25,6 +25,7 @@ from .nodes import TIMEOUT, claim, collect, discard
 from .run import REMAKES, Run, Settings
 from .storage import store
 from .taps import RECORDERS, LearnerTap, episode_space, taps_of
+from .tasks import compare_run
 
 __all__ = ["Job", "finish"]
 
@@ -229,7 +230,7 @@ class Job:
         """The comparison of all that was recorded: from the ledgers, or as it was found on the way where they hold only a part."""
         if self._watch.retain == "all" or self._live is None or self._ended:
             with progress_bar("comparing") as progress:
-                return compare(self.run.held, progress=progress)
+                return compare_run(self.run.held, progress)
         return self._live.compare(self._nodes, end=stop)[0]
 
     def end(self) -> None:

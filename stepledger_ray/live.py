@@ -11,9 +11,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stepledger import Comparison
-from stepledger.compare import Comparer
 from stepledger.errors import LedgerError
-from stepledger.follow import Follower
+from stepledger.follow import Follower, Watcher
 from stepledger.ledger import Ledger
 from stepledger.recording import warn
 from stepledger.report.text import line
@@ -63,7 +62,7 @@ class Live:
         self._run = run
         self._watch = watch
         self._here = ray.get_runtime_context().get_node_id()
-        self._comparing = _actor(_Comparing, self._here, soft=True).remote(run.directory, run.id)
+        self._comparing = _actor(Watcher, self._here, soft=True).remote(Path(run.directory), run.id)
         self._followers: dict[str, Any] = {}
         self._told = False
 
@@ -107,21 +106,6 @@ class Live:
 
 def _actor(of: type, node: str, soft: bool) -> Any:
     return ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=soft))(of)
-
-
-class _Comparing:
-    """An actor: follows the ledgers of the driver's node, is given those of others, and compares them."""
-
-    def __init__(self, directory: str, run: str) -> None:
-        self._follower = Follower(Path(directory), run)
-        self._comparer = Comparer()
-
-    def compare(self, end: bool, *others: list[Ledger]) -> tuple[Comparison, dict[str, list[int]], str]:
-        try:
-            self._comparer.add([ledger for news in (self._follower.news(), *others) for ledger in news])
-            return self._comparer.compare(end), self._comparer.done_with(), ""
-        except LedgerError as error:  # as text: what an actor raises comes with its whole traceback
-            return Comparison((), ()), {}, str(error)
 
 
 class _Following:
