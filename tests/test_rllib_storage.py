@@ -20,7 +20,7 @@ from test_rllib import SAMPLED, config, hop
 
 from stepledger import LedgerError, compare
 from stepledger.cli import main
-from stepledger.remote import Remote
+from stepledger.remote import Remote, fetched
 from stepledger_ray import LedgerCallback, TuneCallback, attach, finish
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -62,6 +62,18 @@ def test_a_run_is_stored_at_its_uri_by_finish_and_at_the_end(uri, temporary, cap
     assert main(shlex.split(last.partition("with: stepledger ")[2])) == 0
     assert capsys.readouterr().out == f"{result}\n"
     assert json.loads(Remote(uri).read_text("report.json") or "")["equal"] is True
+
+
+def test_what_comparing_on_the_way_has_kept_is_stored(uri, temporary):
+    algorithm = build(uri, runners=1, compare_every=1, retain="differences")
+    result = [algorithm.train() for _ in range(2)][-1]["stepledger"]
+    algorithm.stop()
+    report = json.loads(Remote(uri).read_text("report.json") or "")
+    assert report["equal"] is True
+    assert report["events"] >= result["events_compared"] > 0
+    with fetched(uri) as local:
+        assert len(list(local.glob("*.npz"))) == 5  # of two envs, the vector env, the episodes and the Learner
+    assert not list(temporary.glob("stepledger-*"))
 
 
 def test_a_uri_that_holds_a_run_is_refused_and_resume_goes_on_in_it(uri, temporary):
