@@ -345,14 +345,30 @@ class _Sampled:
         first = np.ones(len(t), bool)
         first[1:] = (h_id[1:] != h_id[:-1]) | (t[1:] != t[:-1] + 1)
         heads = np.flatnonzero(first)
-        index = _Index(_mixed(own["h_id"], own["t"]))
-        rows = index.find(_mixed(h_id[heads], t[heads]))
+        rows = self._in_chains(h_id[heads], t[heads])
         lengths = np.diff([*heads, len(t)])
         at = np.repeat(rows - heads, lengths) + np.arange(len(t))
         at[np.repeat(rows < 0, lengths) | (at >= len(self))] = -1
         wrong = np.flatnonzero((at < 0) | (own["h_id"][at] != h_id) | (own["t"][at] != t)) if len(self) else np.arange(len(t))
-        at[wrong] = index.find(_mixed(h_id[wrong], t[wrong]))
+        if len(wrong):
+            at[wrong] = _Index(_mixed(own["h_id"], own["t"])).find(_mixed(h_id[wrong], t[wrong]))
         return at
+
+    def _in_chains(self, h_id: npt.NDArray[np.uint64], t: Ints) -> Ints:
+        """The rows of steps, found by the chains of steps that they are in; -1 where there is none."""
+        if not len(self):
+            return np.full(len(t), -1)
+        begins = np.flatnonzero(np.concatenate([[True], ~self.chained[:-1]]))
+        begins = begins[np.lexsort((self.columns["t"][begins], self.columns["h_id"][begins]))]
+        ids, since = self.columns["h_id"][begins], self.columns["t"][begins]
+        at, end = np.searchsorted(ids, h_id, side="left"), np.searchsorted(ids, h_id, side="right")
+        found = at < end
+        at = np.minimum(at, len(ids) - 1)
+        while (later := (at + 1 < end) & (since[np.minimum(at + 1, len(ids) - 1)] <= t)).any():
+            at[later] += 1
+        rows = np.minimum(begins[at] + np.maximum(t - since[at], 0), len(self) - 1)
+        found &= (self.columns["h_id"][rows] == h_id) & (self.columns["t"][rows] == t)
+        return np.where(found, rows, -1)
 
     def _best(self, index: _Index, known: Ints, keys: npt.NDArray[np.uint64], learned: Columns, meta: Meta) -> Ints:
         """Of the rows with these keys, those that agree in everything; else the first; -1 where there is none."""
@@ -408,6 +424,9 @@ class _Sampled:
         """The bits of the discounted sums of rewards from row to row, in the arithmetic of RLlib's replay buffers: float64, last first."""
         bits = self.columns["reward"]
         single = at == end
+        if single.all():
+            rewards: npt.NDArray[Any] = bits[at]
+            return rewards
         total = bits.view(self.reward_dtype)[end].astype(np.float64)
         for back in range(1, int((end - at).max(initial=0)) + 1):
             more = end - at >= back
