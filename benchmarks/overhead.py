@@ -114,6 +114,30 @@ def digest_part(runs: int) -> None:
     print(f"digest of 84x84x3 uint8 frames: {ours:.1f} GB/s, hashlib.blake2b {blake2b:.2f} GB/s: {ours / blake2b:.1f}x")
 
 
+class Slow(gym.Env):
+    """Takes 100 microseconds a step."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (8,)), gym.spaces.Discrete(4)
+
+    def __init__(self, config: object = None) -> None:
+        self._observation, self._steps = np.zeros(8, np.float32), 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        """Begin an episode of 200 steps."""
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observation.copy(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Wait without sleeping."""
+        until = time.perf_counter() + 100e-6
+        self._steps += 1
+        self._observation[action] += 0.01
+        while time.perf_counter() < until:
+            pass
+        return self._observation.copy(), 1.0, False, self._steps == 200, {}
+
+
 def rllib_part(iterations: int) -> None:
     """Two PPO algorithms, one with ledgers, take turns at train(); the ratio is of what their turns took."""
     import ray
@@ -121,34 +145,36 @@ def rllib_part(iterations: int) -> None:
 
     from stepledger_ray import attach
 
-    def config(runners: int) -> PPOConfig:
+    def config(env: object, runners: int) -> PPOConfig:
         return (
             PPOConfig()
-            .environment("CartPole-v1")
+            .environment(env)
             .env_runners(num_env_runners=runners, num_envs_per_env_runner=4)
             .training(train_batch_size=2000)
             .debugging(seed=0)
         )
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
-    for runners in (0, 2):
-        with tempfile.TemporaryDirectory() as temporary:
-            algorithms = [config(runners).build_algo(), attach(config(runners), temporary).build_algo()]
-            times: list[list[float]] = [[], []]
-            for iteration in range(iterations + 1):
-                for which in (0, 1) if iteration % 2 else (1, 0):
-                    start = time.perf_counter()
-                    algorithms[which].train()
-                    if iteration:  # the first one warms up
-                        times[which].append(time.perf_counter() - start)
-            for algorithm in algorithms:
-                algorithm.stop()
-        without, with_ledgers = map(statistics.median, times)
-        print(
-            f"RLlib PPO, CartPole-v1, {runners} remote EnvRunners, 4 envs each, median of {iterations} train() in turns: "
-            f"{without:.2f} s without, {with_ledgers:.2f} s with ledgers: {with_ledgers / without:.2f}x",
-            flush=True,
-        )
+    for env, name in (("CartPole-v1", "CartPole-v1"), (Slow, "an environment of 100 us a step")):
+        for runners in (0, 2):
+            with tempfile.TemporaryDirectory() as temporary:
+                algorithms = [config(env, runners).build_algo(), attach(config(env, runners), temporary).build_algo()]
+                times: list[list[float]] = [[], []]
+                for iteration in range(iterations + 1):
+                    for which in (0, 1) if iteration % 2 else (1, 0):
+                        start = time.perf_counter()
+                        algorithms[which].train()
+                        if iteration:  # the first one warms up
+                            times[which].append(time.perf_counter() - start)
+                for algorithm in algorithms:
+                    algorithm.stop()
+            without, with_ledgers = map(statistics.median, times)
+            ratio = statistics.median(one / other for one, other in zip(times[1], times[0]))
+            print(
+                f"RLlib PPO, {name}, {runners} remote EnvRunners, 4 envs each, median of {iterations} train() in turns: "
+                f"{without:.2f} s without, {with_ledgers:.2f} s with ledgers, ratio of turns {ratio:.2f}x",
+                flush=True,
+            )
     ray.shutdown()
 
 

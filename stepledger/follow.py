@@ -76,16 +76,13 @@ class Follower:
     def _from_journal(self, name: Path, journal: Path, alive: bool, followed: _Followed) -> Ledger | None:
         if not journal.stat().st_size:
             return None
-        written = scan(journal, followed.position)
-        goes_on = followed.position is not None and written.meta.get("begins") == followed.begins
-        if not goes_on:
-            written = scan(journal)
+        written = scan(journal, followed.position, followed.begins)
         followed.position, followed.begins = written.position, written.meta.get("begins")
         part = replace(ledger_of(journal, written), open_end=not alive)
-        if goes_on:
+        if written.goes_on:
             streams = [replace(stream, begin=followed.taken[key]) for key, stream in part.streams.items()]
             part = replace(part, streams=Streams(streams))
-        return self._new(part, followed, name) if part.events or part.open_end or not goes_on else None
+        return self._new(part, followed, name) if part.events or part.open_end or not written.goes_on else None
 
     @staticmethod
     def _new(ledger: Ledger, followed: _Followed, name: Path) -> Ledger:

@@ -340,13 +340,15 @@ class Scan:
         blocks: All blocks; their arrays lie in the file, which is mapped, not read.
         whole: Whether the file ends where the last block does.
         position: Where the last block ends: `scan` can go on from there.
+        goes_on: Whether these are the blocks behind the position that was given.
     """
 
-    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, position: tuple[int, int], mapped: _Mapped) -> None:
+    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, position: tuple[int, int], goes_on: bool, mapped: _Mapped) -> None:
         self.meta = meta
         self.blocks = blocks
         self.whole = whole
         self.position = position
+        self.goes_on = goes_on
         self._mapped = mapped
 
     def touched(self, part: npt.NDArray[Any]) -> None:
@@ -354,12 +356,13 @@ class Scan:
         self._mapped.touched(len(part) * part.strides[0])
 
 
-def scan(path: Path, position: tuple[int, int] | None = None) -> Scan:
+def scan(path: Path, position: tuple[int, int] | None = None, begins: Any = None) -> Scan:
     """Read a journal.
 
     Args:
         path: The file.
-        position: Of an earlier scan of the same file: only the blocks behind it are read.
+        position: Of an earlier scan: only the blocks behind it are read, if this is still the same file.
+        begins: What its meta said then, which has changed if it isn't.
 
     Raises:
         LedgerError: The file doesn't begin as a journal does.
@@ -380,7 +383,8 @@ def scan(path: Path, position: tuple[int, int] | None = None) -> Scan:
     layouts = [layout for _, layout in layouts_of(meta)]
     blocks: list[Block] = []
     whole = True
-    if position is not None:
+    goes_on = position is not None and meta.get("begins") == begins
+    if position is not None and goes_on:
         records.position = position
     end = records.position
     while whole:
@@ -398,7 +402,7 @@ def scan(path: Path, position: tuple[int, int] | None = None) -> Scan:
         blocks.append(Block(events, values))
     if not whole and records.resumes([dtype, np.dtype(np.uint8), np.dtype(np.int64), *(layout[0] for layout in layouts if layout)]):
         raise LedgerError(f"{path} is altered behind its first {sum(len(block.events) for block in blocks):,} events: record again.")
-    return Scan(meta, blocks, whole, end, mapped)
+    return Scan(meta, blocks, whole, end, goes_on, mapped)
 
 
 def _next_values(records: _Records, layouts: Sequence[Layout], n: int) -> list[Values] | None:

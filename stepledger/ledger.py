@@ -370,7 +370,7 @@ def peek_all(directory: Path) -> tuple[list[Ledger], list[str]]:
     for path in find(directory):
         journal = path.with_suffix(JOURNAL)
         try:
-            meta = _peek(path) if path.exists() else scan(journal, (journal.stat().st_size, 0)).meta
+            meta = _peek(path) if path.exists() else scan(journal, (1 << 62, 0)).meta
             ledgers.append(Ledger(path if path.exists() else journal, meta, Streams([]), open_end=False))
         except EmptyFileError as error:
             empty.append(str(error))

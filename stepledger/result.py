@@ -95,6 +95,7 @@ class Hop:
         different_streams: Those with a difference.
         lost: Number of events that never reached the second side.
         extra: Number of events that the first side never gave.
+        dropped: Number of events that were compared while the run went on, and are not in the ledgers any more.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Hop:
     different_streams: tuple[StreamResult, ...] = ()
     lost: int = 0
     extra: int = 0
+    dropped: int = 0
 
     @property
     def complete(self) -> bool:
@@ -222,10 +224,11 @@ class Tally:
             self.differences,
             fields,
             tuple(self.unknown),
-            (*self.notes, *([f"{self.dropped:,} earlier events were compared while it ran, and dropped"] if self.dropped else [])),
+            tuple(self.notes),
             unpaired,
             dict(self.coverage),
             tuple(StreamResult(*which, count) for which, count in sorted(self.by_stream.items())),
             self.lost,
             self.extra,
+            self.dropped,
         )

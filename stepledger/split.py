@@ -132,6 +132,7 @@ def _sum(one: Hop, other: Hop) -> Hop:
         different_streams=tuple(sorted((*one.different_streams, *other.different_streams), key=lambda at: (at.runner, at.env, at.agent))),
         lost=one.lost + other.lost,
         extra=one.extra + other.extra,
+        dropped=one.dropped + other.dropped,
     )
 
 

@@ -169,6 +169,8 @@ class TransitionHop:
     def result(self) -> tuple[Hop, list[Difference]]:
         """What was found so far; steps that may still be learned from are counted as they are now."""
         hop = self._tally.hop((), self._notes)
+        if self._tally.dropped:  # how often what is left was learned from can't be told any more
+            return replace(hop, coverage={}), self._differences.kept
         coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}
         return replace(hop, coverage=coverage), self._differences.kept
 

@@ -78,6 +78,8 @@ def _summary(hop: Hop) -> Iterator[str]:
         yield f"unknown: {sentence}"
     for sentence in hop.notes:
         yield f"note: {sentence}"
+    if hop.dropped:
+        yield f"note: {hop.dropped:,} earlier events were compared while it ran, and dropped"
     states: dict[str, list[str]] = {}
     for name, result in hop.fields.items():
         text = name
@@ -92,9 +94,8 @@ def _summary(hop: Hop) -> Iterator[str]:
         if count:
             states[f"events {name}"] = [f"{count:,}"]
     streams = f"{hop.streams:,} env{'s' if hop.streams != 1 else ''}"
-    yield f"{hop.name}: {hop.events:,} events of {streams} compared; " + "; ".join(
-        f"{status}: {', '.join(names)}" for status, names in states.items()
-    )
+    what = [f"{hop.events:,} events of {streams} compared", *(f"{status}: {', '.join(names)}" for status, names in states.items())]
+    yield f"{hop.name}: " + "; ".join(what)
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -106,6 +107,8 @@ def _verdict(comparison: Comparison) -> str:
             if hop.differences
         ]
         return "; ".join(parts)
+    if not comparison.events and any(hop.dropped for hop in comparison.hops):
+        return "nothing is left to be compared: report.json has the result of what was compared while it ran"
     if not comparison.events:
         return "nothing was compared: the ledgers hold no events yet (call close() or flush() first)"
     if comparison.exit_status == 2:
