@@ -87,6 +87,7 @@ class Job:
             self._put_learner_taps()
         self._watch = watch
         self._live = None if watch.compare_every is None else Live(self.run, watch)
+        self._lost: tuple[str, ...] = ()
         self._hook_cleanup(algorithm)
         taps = "env, vector and episode of the evaluation" if self.run.offline else "env, vector, episode and learner"
         stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
@@ -140,8 +141,14 @@ class Job:
             if drop:
                 self._everywhere("forget", drop)
         except Exception as error:  # whatever is wrong with the cluster: the run goes on
-            logger.warning("stepledger: comparing while it trains has ended, the ledgers are compared at the end: %s", error)
-            self._live = None
+            self._lose_live(error)
+
+    def _lose_live(self, error: Exception) -> None:
+        """Compare at the end only."""
+        logger.warning("stepledger: comparing while it trains has ended, the ledgers are compared at the end: %s", error)
+        self._live = None
+        if self._watch.retain == "differences":
+            self._lost = ("what was compared and dropped while it trained, since the process that compared it has failed",)
 
     def _ask_aggregators(self) -> None:
         """An aggregator that was restarted has no tap. Asks without waiting, and hears the next time."""
@@ -221,17 +228,20 @@ class Job:
         comparison = self._compared(stop)
         if stop and self.run.uri and ray.is_initialized():
             discard(self.run, self._nodes.keys() - problems.keys())
-        if not problems:
-            return comparison
         first, *others = comparison.hops
-        return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *problems.values())), *others))
+        return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *problems.values(), *self._lost)), *others))
 
     def _compared(self, stop: bool) -> Comparison:
         """The comparison of all that was recorded: from the ledgers, or as it was found on the way where they hold only a part."""
-        if self._watch.retain == "all" or self._live is None or self._ended:
-            with progress_bar("comparing") as progress:
-                return compare_run(self.run.held, progress)
-        return self._live.compare(self._nodes, end=stop)[0]
+        if self._watch.retain == "differences" and self._live is not None and not self._ended:
+            try:
+                return self._live.compare(self._nodes, end=stop)[0]
+            except LedgerError:
+                raise
+            except Exception as error:
+                self._lose_live(error)
+        with progress_bar("comparing") as progress:
+            return compare_run(self.run.held, progress)
 
     def end(self) -> None:
         """Compare for the last time, print the report and write ``report.json``; never raises."""

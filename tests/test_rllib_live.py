@@ -15,10 +15,11 @@ from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO  # noqa: E402
 from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
+from ray.rllib.utils import force_list  # noqa: E402
 from test_rllib import HOPS, Walk, config  # noqa: E402
 
 from stepledger import LedgerError, compare, read  # noqa: E402
-from stepledger_ray import attach, finish  # noqa: E402
+from stepledger_ray import LedgerCallback, attach, finish  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -116,8 +117,7 @@ def test_without_a_difference_the_space_on_disk_stays_bounded(tmp_path):
     assert "compared while it ran, and dropped" in str(again)
 
 
-@pytest.mark.parametrize("retain", ["all", "differences"])
-@pytest.mark.parametrize("algorithm", ["dqn", "impala"])
+@pytest.mark.parametrize(("algorithm", "retain"), [("dqn", "differences"), ("impala", "all")])
 def test_learners_that_come_late_raise_no_alarm(tmp_path, algorithm, retain):
     if algorithm == "dqn":
         one = DQNConfig().environment(Walk, env_config={"box": False}).env_runners(num_envs_per_env_runner=2)
@@ -126,11 +126,25 @@ def test_learners_that_come_late_raise_no_alarm(tmp_path, algorithm, retain):
         one = IMPALAConfig().environment(Walk, env_config={"box": False}).env_runners(num_env_runners=2, rollout_fragment_length=20)
         one.training(train_batch_size_per_learner=80).learners(num_learners=0)
     one.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=100, min_train_timesteps_per_iteration=100)
-    built, results = trained(attach(one, tmp_path, compare_every=1, retain=retain), 15)
+    built, results = trained(attach(one, tmp_path, compare_every=1, retain=retain), 10)
     assert all(result["stepledger"]["differences"] == 0 for result in results)
     built.stop()
     assert compare(tmp_path).equal
     assert compare(tmp_path).complete
+
+
+@pytest.mark.parametrize("retain", ["all", "differences"])
+def test_the_run_goes_on_where_the_comparing_process_is_killed(tmp_path, retain, caplog):
+    algorithm, _ = trained(attach(config(), tmp_path, compare_every=1, retain=retain), 1)
+    callback = next(one for one in force_list(algorithm.callbacks) if isinstance(one, LedgerCallback))
+    ray.kill(callback.job._live._comparing)
+    results = [algorithm.train() for _ in range(2)]
+    assert not any("stepledger" in result for result in results)
+    assert "comparing while it trains has ended" in caplog.text
+    last = finish(algorithm)
+    algorithm.stop()
+    assert last.exit_status == (0 if retain == "all" else 3)
+    assert ("the process that compared it has failed" in str(last)) == (retain == "differences")
 
 
 @pytest.mark.parametrize(
