@@ -58,7 +58,7 @@ def config(runners: int = 0, envs: int = 2, mode: str = "sync", env: Any = Walk,
     return (
         PPOConfig()
         .environment(env, env_config=env_config)
-        .env_runners(num_env_runners=runners, num_envs_per_env_runner=envs, gym_env_vectorize_mode=mode)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=envs, gym_env_vectorize_mode=gym.VectorizeMode(mode))
         .training(train_batch_size=240, minibatch_size=120, num_epochs=1)
         .rl_module(model_config={"fcnet_hiddens": [8]})
         .debugging(seed=0)

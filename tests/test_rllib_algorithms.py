@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import gymnasium as gym
 import pytest
 
 ray = pytest.importorskip("ray")
@@ -26,7 +27,6 @@ from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.iql import IQLConfig  # noqa: E402
 from ray.rllib.algorithms.marwil import MARWILConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
-from ray.rllib.algorithms.tqc import TQCConfig  # noqa: E402
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode  # noqa: E402
 from test_rllib import HOPS, Corridor, Walk, config, hop, record  # noqa: E402
 
@@ -42,7 +42,9 @@ PRIORITIZED, UNIFORM = "PrioritizedEpisodeReplayBuffer", "EpisodeReplayBuffer"
 def sampling(one: Any, runners: int = 0, mode: str = "sync", **env_config: Any) -> Any:
     return (
         one.environment(Walk, env_config=env_config)
-        .env_runners(num_env_runners=runners, num_envs_per_env_runner=2, rollout_fragment_length=20, gym_env_vectorize_mode=mode)
+        .env_runners(
+            num_env_runners=runners, num_envs_per_env_runner=2, rollout_fragment_length=20, gym_env_vectorize_mode=gym.VectorizeMode(mode)
+        )
         .rl_module(model_config={"fcnet_hiddens": [8]})
         .reporting(min_sample_timesteps_per_iteration=100, min_time_s_per_iteration=0)
         .debugging(seed=0)
@@ -68,7 +70,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "DQN, observations that repeat, 3 steps": lambda: sampling(replaying(DQNConfig(), PRIORITIZED, 3)).environment(Corridor),
     "DQN, uniform": lambda: sampling(replaying(DQNConfig(), UNIFORM), 1, box=False),
     "SAC, uniform": lambda: sampling(replaying(SACConfig(), UNIFORM), mode="async"),
-    "TQC, uniform": lambda: sampling(replaying(TQCConfig(), UNIFORM)),
+    "TQC, uniform": lambda: sampling(replaying(pytest.importorskip("ray.rllib.algorithms.tqc").TQCConfig(), UNIFORM)),
     "APPO": lambda: sampling(APPOConfig().training(train_batch_size_per_learner=80), 1),
     "IMPALA, no aggregator": lambda: sampling(
         IMPALAConfig().learners(num_aggregator_actors_per_learner=0).training(train_batch_size_per_learner=80), 1
