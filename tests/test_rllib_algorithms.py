@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import gymnasium as gym
+import numpy as np
 import pytest
 
 ray = pytest.importorskip("ray")
