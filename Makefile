@@ -25,10 +25,11 @@ demo: $(READY)
 	@echo
 	@echo "To look again: $(BIN)/stepledger compare build/demo/fault"
 
-# Tests that need Ray share one cluster, so they run in one process, which waits a lot: the others run beside it.
+# Tests that need Ray share one cluster, so they run in one process, which waits a lot: the others run beside it, and yield to Ray's
+# workers, which yield to everything else.
 test: $(READY)
 	@mkdir -p build
-	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray" > build/test.log 2>&1 & others=$$!; \
+	@nice -n 19 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray" > build/test.log 2>&1 & others=$$!; \
 	echo "== tests that need Ray; the others run beside them, their output comes behind =="; \
 	$(BIN)/python -m pytest -q -m ray; ray=$$?; \
 	wait $$others; others=$$?; \
