@@ -25,16 +25,10 @@ demo: $(READY)
 	@echo
 	@echo "To look again: $(BIN)/stepledger compare build/demo/fault"
 
-# Tests that need Ray share one cluster, so they run in one process, which waits a lot: the others run beside it, and yield to Ray's
-# workers, which yield to everything else.
+# Tests that need Ray share one cluster, so they run in one process.
 test: $(READY)
-	@mkdir -p build
-	@nice -n 19 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray" > build/test.log 2>&1 & others=$$!; \
-	echo "== tests that need Ray; the others run beside them, their output comes behind =="; \
-	$(BIN)/python -m pytest -q -m ray; ray=$$?; \
-	wait $$others; others=$$?; \
-	echo "== tests that don't need Ray =="; cat build/test.log; \
-	exit $$((ray | others))
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray"
+	$(BIN)/python -m pytest -q -m ray
 
 test-long: $(READY)
 	STEPLEDGER_LONG=1 STEPLEDGER_KILLS=20 $(BIN)/python -m pytest -q tests/test_rllib_algorithms.py -k "killed or offline"

@@ -166,13 +166,15 @@ class Comparer:
         """
         counter = Counter(self._events(), progress)
         results: list[tuple[Hop, list[Difference]]] = []
-        for group, given in sorted(self._taps.items()):
-            present = given if self._present is None else self._present[group]
-            new = self._new.pop(group, {})
-            for first, second in itertools.pairwise(tap for tap in self._use if tap in present | self._expected[group]):
+        for group in sorted({*self._taps, *(self._present or {})}):
+            present = self._taps.get(group, set()) if self._present is None else self._present[group]
+            new = self._new.get(group, {})
+            taken: set[str] = set()
+            for first, second in itertools.pairwise(tap for tap in self._use if tap in present | self._expected.get(group, set())):
                 name = f"{group}: {first} -> {second}" if group else f"{first} -> {second}"
                 hop = self._hops.setdefault((group, first, second), TransitionHop(name) if second == "learner" else EventHop(name))
                 hop.add(new.get(first, []), new.get(second, []))
+                taken |= {first, second}
                 hop.compare(end, counter)
                 absent = [tap for tap in (first, second) if tap not in present]
                 if absent and end:
@@ -180,6 +182,8 @@ class Comparer:
                     results.append((Tally(name).hop((missed,), {}), []))
                 else:
                     results.append(hop.result())
+            for tap in taken:
+                new.pop(tap, None)
         counter.finish()
         return Comparison(tuple(hop for hop, _ in results), tuple(difference for _, found in results for difference in found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -318,20 +319,26 @@ class _Pair:
         # Of a, b, a, c one side may lack "b, a" as well as "a, b": where resets are alike, the run that begins with one is meant.
         while begin and self.a["kind"][begin] != RESET and all(self.a[name][begin - 1] == self.a[name][stop - 1] for name in self.fields):
             begin, stop = begin - 1, stop - 1
-        ended = np.flatnonzero(self.a["terminated"][begin:stop] | self.a["truncated"][begin:stop])
-        if len(ended):
-            if not self.second_ledger.meta.get("whole_episodes") or ended[0] < stop - begin - 1 or self.a["kind"][begin] != RESET:
-                return False
-            # Each row of a vector env has one event of each stream.
-            rows = [(one, self.first.begin + stop - one.begin) for one in self.hop.rows(self.first_ledger)]
-            if not all(len(one) == row or (0 <= row < len(one) and one.data["kind"][row] == RESET) for one, row in rows):
-                return False
+        resets = np.flatnonzero(self.a["kind"][begin + 1 : stop] == RESET) + begin + 1
+        if not all(self._never_returned(*episode) for episode in itertools.pairwise([begin, *resets.tolist(), stop])):
+            return False
         if stop < len(self.first) and self.a["kind"][stop] != RESET:
             return False
         steps = int((self.a["kind"][begin:stop] == STEP).sum())
         if steps:
             self.tally.notes.append(f"{stream_name(self.key)}: {steps:,} steps of an episode that was cut off never left the sampler")
         return True
+
+    def _never_returned(self, begin: int, stop: int) -> bool:
+        """Whether a sampler may have dropped this episode, or part of one: it did not end, or in the same step as the last one wanted."""
+        ended = np.flatnonzero(self.a["terminated"][begin:stop] | self.a["truncated"][begin:stop])
+        if not len(ended):
+            return True
+        if not self.second_ledger.meta.get("whole_episodes") or ended[0] < stop - begin - 1 or self.a["kind"][begin] != RESET:
+            return False
+        # Each row of a vector env has one event of each stream.
+        rows = [(one, self.first.begin + stop - one.begin) for one in self.hop.rows(self.first_ledger)]
+        return all(len(one) == row or (0 <= row < len(one) and one.data["kind"][row] == RESET) for one, row in rows)
 
     def _keys(self, data: dict[str, npt.NDArray[Any]], fields: Iterable[str]) -> npt.NDArray[np.uint64]:
         """One 64-bit key per event: equal events have equal keys, others almost surely not."""

@@ -76,7 +76,12 @@ class Follower:
     def _from_journal(self, name: Path, journal: Path, alive: bool, followed: _Followed) -> Ledger | None:
         if not journal.stat().st_size:
             return None
-        written = scan(journal, followed.position, followed.begins)
+        try:
+            written = scan(journal, followed.position, followed.begins)
+        except LedgerError:
+            if alive and followed.position is None:  # its recorder has begun just now
+                return None
+            raise
         followed.position, followed.begins = written.position, written.meta.get("begins")
         part = replace(ledger_of(journal, written), open_end=not alive)
         if written.goes_on:
@@ -107,6 +112,7 @@ class Watcher:
     def __init__(self, directory: Path, run: str) -> None:
         self._follower = Follower(directory, run)
         self._comparer = Comparer()
+        self._elsewhere: set[Path] = set()
 
     def compare(self, end: bool, *others: Sequence[Ledger]) -> tuple[Comparison, dict[str, list[int]], str]:
         """Compare what has been written since the last time.
@@ -118,8 +124,12 @@ class Watcher:
         Returns:
             What was found so far; for each ledger, how many events of each of its streams may be dropped; why it can't be compared.
         """
+        theirs = [ledger for news in others for ledger in news]
+        self._elsewhere |= {ledger.path for ledger in theirs}
         try:
-            self._comparer.add([ledger for news in (self._follower.news(), *others) for ledger in news])
+            # What is on another node may have been copied to this one.
+            ours = [ledger for ledger in self._follower.news() if ledger.path not in self._elsewhere]
+            self._comparer.add([*ours, *theirs])
             return self._comparer.compare(end), self._comparer.done_with(), ""
         except LedgerError as error:
             return Comparison((), ()), {}, str(error)

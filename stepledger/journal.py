@@ -128,14 +128,14 @@ class Journal:
     def _append(self, array: npt.NDArray[Any]) -> None:
         buffer = io.BytesIO()
         np.save(buffer, array, allow_pickle=False)
-        data = buffer.getbuffer()
-        checksum = xxhash.xxh3_64_intdigest(data, self._checksum)
-        for piece in (data, checksum.to_bytes(8, "little")):
-            view = memoryview(piece)
-            while view:  # a raw file may write less than asked for
-                view = view[self._file.write(view) :]
+        checksum = xxhash.xxh3_64_intdigest(buffer.getbuffer(), self._checksum)
+        buffer.write(checksum.to_bytes(8, "little"))
+        view = buffer.getbuffer()
+        size = len(view)
+        while view:  # a raw file may write less than asked for
+            view = view[self._file.write(view) :]
         self._checksum = checksum
-        self._end += len(data) + 8
+        self._end += size
 
     def append(self, block: Block) -> None:
         """Write one block to the file; it survives this process's death from then on."""
@@ -148,7 +148,7 @@ class Journal:
         except BaseException:  # nothing can be read behind a part of a block
             self._end, self._checksum = before
             with contextlib.suppress(OSError):
-                os.truncate(self._journal, self._end)
+                os.ftruncate(self._file.fileno(), self._end)
             raise
 
     def forget(self, events: Sequence[int]) -> None:
@@ -159,6 +159,8 @@ class Journal:
         begins = begins_of(self.meta)
         counters = [EpisodeCounter(last) for _, last in begins]
         to_drop = [max(0, number - begin) for number, (begin, _) in zip(events, begins)]
+        if 2 * sum(to_drop) < sum(len(block.events) for block in written.blocks):
+            return
         dropped = np.zeros(len(to_drop), np.int64)
         blocks = []
         for block in written.blocks:
@@ -212,11 +214,11 @@ class Journal:
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
-def _lock(file: IO[bytes]) -> None:
+def _lock(file: IO[bytes], shared: bool = False) -> None:
     if fcntl is None:
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -238,7 +240,7 @@ def is_locked(journal: Path) -> bool:
     """Whether a living recorder holds this journal."""
     try:
         with open(journal, "rb") as file:
-            _lock(file)
+            _lock(file, shared=True)  # two who ask at the same time don't take each other for the recorder
     except FileNotFoundError:
         return False
     except BlockingIOError:

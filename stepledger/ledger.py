@@ -172,7 +172,8 @@ def read(path: str | os.PathLike[str]) -> Ledger:
             return ledger_of(journal, scan(journal))
         flushed = _from_sealed(sealed)
         later = scan(journal)
-        if sum(len(block.events) for block in later.blocks) > flushed.events:
+        written = sum(begin for begin, _ in begins_of(later.meta)) + sum(len(block.events) for block in later.blocks)
+        if written > sum(stream.begin + len(stream) for stream in flushed.streams.values()):
             return ledger_of(journal, later)
         # What a recorder that was killed had not written yet is lost; a living one has flushed and goes on.
         # One that has closed may have been killed before it could remove the journal.

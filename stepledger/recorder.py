@@ -229,8 +229,8 @@ class Recorder(Recording):
         events["stream"] = order // max(1, rows)
         events["kind"] = flags & STEP_FLAG
         step = events["kind"] == STEP
-        events["terminated"] = step & (flags & TERMINATED_FLAG > 0)
-        events["truncated"] = step & (flags & TRUNCATED_FLAG > 0)
+        events["terminated"] = flags & TERMINATED_FLAG
+        events["truncated"] = flags & TRUNCATED_FLAG
         events["h_obs"] = h_obs.T.ravel()[order]
         # The action sent for a reset step is ignored by the vector env, its reward is no event; its flags would be a fault.
         events["h_act"] = np.where(step, h_act.T.ravel()[order], 0)
@@ -244,6 +244,7 @@ class Recorder(Recording):
         for column in self.values:
             del column[: rows * self._n]
         self._ended, self._seen = ended, 0
+        self.limit = len(self.buffer) + self._row_bytes
 
     def _discard(self) -> None:
         for buffer in (self.buffer, *self.values):

@@ -70,7 +70,7 @@ class Recording:
         self.ended = self.exiting = False
         self._lock = threading.RLock()
         self._writing = False
-        self._pid = os.getpid()
+        self._pid = self._lock_pid = os.getpid()
         self._written = time.monotonic()
 
     @property
@@ -96,10 +96,16 @@ class Recording:
         """Drop the open block."""
         raise NotImplementedError
 
+    def _own_lock(self) -> threading.RLock:
+        """The lock; a new one in a forked child, where the thread that held it isn't there."""
+        if self._lock_pid != os.getpid():
+            self._lock, self._lock_pid, self._writing = threading.RLock(), os.getpid(), False
+        return self._lock
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
         """Keeps other threads from writing. False where this thread is writing already, and a signal handler or a finalizer has come."""
-        with self._lock:
+        with self._own_lock():
             alone, self._writing = not self._writing, True
             try:
                 yield alone
@@ -168,6 +174,8 @@ class Recording:
             with self._alone() as alone:
                 if alone:
                     self._journal.forget(numbers)
+        except OSError as error:  # no room for the shorter one beside it: it stays as it is
+            logger.warning("%s can't be made shorter: %s", self.path, error)
         except BaseException as error:
             self.fail(error)
 
@@ -213,41 +221,47 @@ class Recording:
 
     def fail(self, error: BaseException) -> None:
         """End recording because of an error: once, with a warning, a mark in the ledger, and the run untouched."""
-        if self.recording:
-            self.recording = False
-            _alive.discard(self)
-            reason = f"{type(error).__name__}: {error}"
-            journal = self._journal
-            if journal is not None and self._pid == os.getpid():
-                # What made recording fail may be in the open block, or keep it from being written. After an interrupt nobody knows whether
-                # it was written, nor whether the step that was interrupted ever came back.
-                with contextlib.suppress(Exception):
-                    if isinstance(error, Exception):
-                        self._write()
-                try:
-                    journal.seal(stopped=reason)
-                    journal.remove()
-                except Exception:  # no room for the mark either: the journal itself says that it was not closed
-                    journal.close()
-            self._journal = None
-            self._discard()
-            if not self._raise and isinstance(error, Exception):
-                warn(f"recording to {self.path} stopped, training goes on: {reason}")
+        with self._own_lock():
+            self._fail(error)
         if self._raise or not isinstance(error, Exception):
             raise error
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.recording:
+            return
+        self.recording = False
+        _alive.discard(self)
+        reason = f"{type(error).__name__}: {error}"
+        journal = self._journal
+        if journal is not None and self._pid == os.getpid():
+            # What made recording fail may be in the open block, or keep it from being written. After an interrupt nobody knows whether
+            # it was written, nor whether the step that was interrupted ever came back.
+            with contextlib.suppress(Exception):
+                if isinstance(error, Exception):
+                    self._write()
+            try:
+                journal.seal(stopped=reason)
+                journal.remove()
+            except Exception:  # no room for the mark either: the journal itself says that it was not closed
+                journal.close()
+        self._journal = None
+        self._discard()
+        if not self._raise and isinstance(error, Exception):
+            warn(f"recording to {self.path} stopped, training goes on: {reason}")
 
     def used_after_close(self) -> None:
         """If the environment was closed and goes on: once, say so, and mark the ledger as one that has no end."""
         if self.ended:
             self.ended = False
             if self.path is not None and self._pid == os.getpid():
-                with self._lock, contextlib.suppress(Exception):
+                with self._own_lock(), contextlib.suppress(Exception):
                     mark_sealed(self.path, stopped="the environment was used after it was closed")
             warn(f"{self.path} was closed, and what comes now is not recorded: close the environment after its last step.")
 
     def abandon(self) -> None:
         """This is a forked copy: the ledger belongs to the process that opened it."""
         self.recording = False
+        _alive.discard(self)
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -266,7 +280,7 @@ class Recording:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock(), _journal=None, _pid=os.getpid())
+        self.__dict__.update(state, _lock=threading.RLock(), _journal=None, _pid=os.getpid(), _lock_pid=os.getpid())
 
 
 def _identity(path: Path) -> str:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def mark_sealed(path: Path, **changes: Any) -> None:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[zipfile.ZipFile]:
     """An archive that takes the place of a file once it is whole."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
             yield archive

@@ -57,6 +57,7 @@ class TransitionHop:
         self._notes: dict[str, str] = {}
         self._arrived: deque[dict[StreamKey, int]] = deque()  # after each round, the number of events of each stream
         self._longest = 1
+        self._untold = 0  # steps of which a learner's ledger without an end doesn't tell whether they were learned from
         self._open_coverage: dict[str, int] = {}
 
     def add(self, firsts: Sequence[Ledger], seconds: Sequence[Ledger]) -> None:
@@ -147,9 +148,10 @@ class TransitionHop:
         for name, count in _coverage(times[done]).items():
             tally.coverage[name] += count
         never, again = np.flatnonzero(done & (times == 0) & (not tally.dropped)), np.flatnonzero(done & (times > 1))
-        open_end = [ledger for ledger in learners if ledger.open_end] if end else []
-        if open_end and len(never):
-            tally.unknown.append(f"whether {len(never):,} sampled steps were learned from: {open_end[0].path} has no end")
+        open_end = [ledger for ledger in learners if ledger.open_end]
+        self._untold += len(never) if open_end else 0
+        if end and open_end and self._untold:
+            tally.unknown.append(f"whether {self._untold:,} sampled steps were learned from: {open_end[0].path} has no end")
         if all(ledger.meta.get("each_step_once") for ledger in learners):
             undelivered = sampled.undelivered()
             if undelivered[never].any():

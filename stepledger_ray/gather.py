@@ -17,6 +17,7 @@ import gymnasium
 import ray
 
 from stepledger import Comparison
+from stepledger.compare import checked
 from stepledger.errors import LedgerError
 from stepledger.progress import progress_bar
 
@@ -235,9 +236,7 @@ class Job:
         """The comparison of all that was recorded: from the ledgers, or as it was found on the way where they hold only a part."""
         if self._watch.retain == "differences" and self._live is not None and not self._ended:
             try:
-                return self._live.compare(self._nodes, end=stop)[0]
-            except LedgerError:
-                raise
+                return checked(self._live.compare(self._nodes, end=stop)[0])
             except Exception as error:
                 self._lose_live(error)
         with progress_bar("comparing") as progress:

@@ -53,7 +53,10 @@ def compare_run(place: str, progress: Progress | None = None) -> Comparison:
             under_way[task.remote(part)] = part
         (ready, *_), _ = ray.wait(list(under_way))
         part = under_way.pop(ready)
-        found[part] = ray.get(ready)
+        try:
+            found[part] = ray.get(ready)
+        except ray.exceptions.RayError:  # its process was killed
+            found[part] = compare_part(part)
         done += part.size
         if progress is not None:
             progress(done, sum(part.size for part in parts))

@@ -325,6 +325,9 @@ def test_a_write_that_failed_half_way_leaves_nothing_behind(tmp_path: Path) -> N
             file.write(bytes(data[:100]))
             raise OSError(28, "No space left on device")
 
+        def fileno(self) -> int:
+            return file.fileno()
+
     journal._file = Full()  # type: ignore[assignment]
     with pytest.raises(OSError, match="No space"):
         journal.append(copy.copy(blocks[0]))
