@@ -159,7 +159,7 @@ class Journal:
         begins = begins_of(self.meta)
         counters = [EpisodeCounter(last) for _, last in begins]
         to_drop = [max(0, number - begin) for number, (begin, _) in zip(events, begins)]
-        if 2 * sum(to_drop) < sum(len(block.events) for block in written.blocks):
+        if 3 * sum(to_drop) < sum(len(block.events) for block in written.blocks):
             return
         dropped = np.zeros(len(to_drop), np.int64)
         blocks = []
