@@ -8,12 +8,12 @@ the nearest run of equal events within a window is used. Time is linear in the l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RESYNC", "Edit", "align", "edit_end"]
+__all__ = ["RESYNC", "Edit", "align", "edit_end", "mixed"]
 
 #: Equal events in a row after which two sequences are taken to agree again.
 RESYNC = 6
@@ -61,6 +61,16 @@ def align(first: Keys, second: Keys, like: tuple[Keys, Keys] | None = None) -> I
         last = edit
     if last is not None:
         yield last
+
+
+def mixed(*columns: npt.NDArray[Any]) -> Keys:
+    """Several columns in one 64-bit key per event: equal events have equal keys, others almost surely not."""
+    keys = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        # Multiply and shift, so that equal parts in different columns don't cancel (the constant is splitmix64's).
+        keys = (keys ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+    return keys
 
 
 def edit_end(edit: Edit) -> tuple[int, int]:

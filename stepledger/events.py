@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .align import RESYNC, Edit, align, edit_end
+from .align import RESYNC, Edit, align, edit_end, mixed
 from .digest import MISSING
 from .errors import LedgerError
 from .format import RESET, STEP, StreamKey
@@ -157,8 +157,8 @@ class _Pair:
         if all(np.array_equal(self.a[name][:n], self.b[name][:n]) for name in self.fields):
             return _tails(len(self.first), len(self.second))
         same_call = [name for name in ("kind", "action") if name in self.fields]
-        like = self._keys(self.a, same_call), self._keys(self.b, same_call)
-        return list(align(self._keys(self.a, self.fields), self._keys(self.b, self.fields), like))
+        like = mixed(*(self.a[name] for name in same_call)), mixed(*(self.b[name] for name in same_call))
+        return list(align(mixed(*(self.a[name] for name in self.fields)), mixed(*(self.b[name] for name in self.fields)), like))
 
     def _decided(self, edits: list[Edit]) -> tuple[list[Edit], tuple[int, int]]:
         """The edits that what is still to come won't change, and where the events that are dealt with end on both sides.
@@ -339,15 +339,6 @@ class _Pair:
         # Each row of a vector env has one event of each stream.
         rows = [(one, self.first.begin + stop - one.begin) for one in self.hop.rows(self.first_ledger)]
         return all(len(one) == row or (0 <= row < len(one) and one.data["kind"][row] == RESET) for one, row in rows)
-
-    def _keys(self, data: dict[str, npt.NDArray[Any]], fields: Iterable[str]) -> npt.NDArray[np.uint64]:
-        """One 64-bit key per event: equal events have equal keys, others almost surely not."""
-        keys = np.zeros(len(data["kind"]), np.uint64)
-        for name in fields:
-            # Multiply and shift, so that equal parts in different columns don't cancel (the constant is splitmix64's).
-            keys = (keys ^ data[name].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-            keys ^= keys >> np.uint64(29)
-        return keys
 
     def _difference(self, kind: str, fields: tuple[str, ...], i: int, j: int, events: int = 1) -> Difference:
         (episode, step), key = self._place(i), self.key

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,8 +124,6 @@ def test_an_interrupt_anywhere_in_writing_a_block_makes_no_false_difference(
             seen += 1
             raise KeyboardInterrupt
 
-    import sys
-
     monkeypatch.setattr(Recorder, "_tick", traced(Recorder._tick, interrupt, sys.setprofile))
     try:
         for _ in range(100):
@@ -173,8 +173,6 @@ def test_a_copy_of_a_vector_env_is_no_part_of_the_run_once_that_has_begun(tmp_pa
 
 
 def walk_of(directory: Path, index: int) -> Any:
-    import functools
-
     return functools.partial(walk, directory, index)
 
 

@@ -1,0 +1,303 @@
+"""What left the samplers, as transitions, and how a learned one is found among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .align import mixed
+from .errors import LedgerError
+from .format import STEP, Meta, StreamKey
+from .ledger import Ledger, Stream
+from .pairs import stream_name
+
+__all__ = ["FIELDS", "Columns", "Ints", "Sampled", "Window", "concatenate"]
+
+#: Fields of a transition.
+FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+
+#: Sampled steps that hold the same and are tried for one learned transition.
+_CANDIDATES = 16
+
+Columns = dict[str, npt.NDArray[Any]]
+Ints = npt.NDArray[np.int64]
+
+
+def concatenate(parts: list[Columns]) -> Columns:
+    """The columns of several parts behind each other."""
+    if len(parts) == 1:
+        return parts[0]
+    return {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+
+
+class Window:
+    """The events of a sampler's stream that may still be learned from.
+
+    Attributes:
+        ledger: Whose they are.
+        stream: The events; the first of them may only be there as the one before the next.
+        times: For each event, how often it was learned from.
+        settled: Number of events at the beginning that are done with.
+    """
+
+    def __init__(self, ledger: Ledger, stream: Stream) -> None:
+        self.ledger = ledger
+        self.stream = stream
+        self.times = np.zeros(len(stream), np.int64)
+        self.settled = 0
+
+    def add(self, ledger: Ledger, stream: Stream) -> None:
+        """Take further events.
+
+        Raises:
+            LedgerError: They are another ledger's.
+        """
+        if ledger.path != self.ledger.path:
+            raise LedgerError(
+                f"{ledger.path} and {self.ledger.path} both hold {stream_name(stream.key)}: name a directory with the ledgers of one run."
+            )
+        self.ledger = ledger
+        self.stream = self.stream + stream
+        self.times = np.concatenate([self.times, np.zeros(len(stream), np.int64)])
+
+    def forget(self, events: int) -> None:
+        """Drop the first events but for the last of them, from which the next one's transition begins."""
+        drop = max(0, events - 1)
+        self.stream = self.stream.after(drop)
+        self.times = self.times[drop:]
+        self.settled = events - drop
+
+
+class _Index:
+    """Finds rows by a 64-bit key."""
+
+    def __init__(self, keys: npt.NDArray[np.uint64]) -> None:
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+
+    def find(self, keys: npt.NDArray[np.uint64], rank: int = 0) -> Ints:
+        """For each key its row, or -1; of several rows with one key, the one of this rank."""
+        if not len(self._sorted):
+            return np.full(len(keys), -1)
+        at = np.minimum(np.searchsorted(self._sorted, keys) + rank, len(self._sorted) - 1)
+        return np.where(self._sorted[at] == keys, self._order[at], -1)
+
+
+class Sampled:
+    """The transitions in the windows: each step of a stream with the observation before it, in the order of the streams.
+
+    Attributes:
+        windows: The streams.
+        columns: The transitions, a row each.
+        times: How often each was learned from.
+    """
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self.windows = windows
+        self._open_streams = [window.ledger.open_end for window in windows]
+        self.reward_dtype: str = windows[0].ledger.meta["reward_dtype"]
+        parts = [self._part(window.stream, window.settled) for window in windows]
+        self._starts = np.cumsum([0, *(len(part["t"]) for part in parts)])
+        self.columns = concatenate(parts)
+        self.times: Ints = np.concatenate([window.times[part["event"]] for window, part in zip(windows, parts)])
+        t, h_id = self.columns["t"], self.columns["h_id"]
+        # chained[i]: row i + 1 is the next step of the same episode.
+        self.chained = np.zeros(len(t), bool)
+        self.chained[:-1] = (h_id[1:] == h_id[:-1]) & (t[1:] == t[:-1] + 1)
+
+    @staticmethod
+    def _part(stream: Stream, settled: int) -> Columns:
+        data = stream.data
+        at = np.flatnonzero(data["kind"] == STEP)
+        at = at[np.searchsorted(at, settled) :]
+        before = np.maximum(at - 1, 0)
+        # Where the event before a step is not its predecessor (its chunk was lost), the observation it began from is not known.
+        follows = (at > 0) & (data["h_id"][before] == data["h_id"][at]) & (data["t"][before] == data["t"][at] - 1)
+        return {
+            "obs": data["h_obs"][before],
+            "obs_known": follows,
+            "action": data["h_act"][at],
+            "reward": data["h_rew"][at],
+            "next_obs": data["h_obs"][at],
+            "terminated": data["terminated"][at],
+            "truncated": data["truncated"][at],
+            "h_id": data["h_id"][at],
+            "t": data["t"][at],
+            "event": at,
+        }
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def find(self, learned: Columns, meta: Meta) -> Ints:
+        """For each learned transition the row of the step it begins with, or -1."""
+        own = self.columns
+        at = self._by_identity(learned)
+        if not meta.get("replays"):
+            return at
+        # A replay buffer may have put another id in place of the sampler's. Then the transition is found by what it holds: all of it,
+        # as it should be over so many steps. Observations may repeat, so that a part of it leads to many steps.
+        known = np.flatnonzero(own["obs_known"])
+        for n in np.unique(learned["n"][at < 0]):
+            rows = np.flatnonzero((at < 0) & (learned["n"] == n))
+            expected, found = self.sides(known, {field: column[rows] for field, column in learned.items()}, meta, int(n))
+            own_keys, keys = (mixed(*(side[field] for field in (*FIELDS, "t"))) for side in (expected, found))
+            hits = _Index(own_keys).find(keys)
+            at[rows[hits >= 0]] = known[hits[hits >= 0]]
+        # If one part was changed, the others lead to its step, and the comparison names the part; not where that step may be lost with an
+        # open end.
+        whole = [("obs", "action", "t"), ("obs", "action")]
+        parts = [] if any(self._open_streams) else [("action", "next_obs", "t"), ("obs", "next_obs")]
+        for fields in whole + parts:
+            rows = np.flatnonzero((at < 0) & ((learned["n"] == 1) | ("next_obs" not in fields)))
+            if not len(rows):
+                continue
+            known = np.flatnonzero(own["obs_known"]) if "obs" in fields else np.arange(len(self))
+            index = _Index(mixed(*(own[field][known] for field in fields)))
+            keys = mixed(*(learned[field][rows] for field in fields))
+            at[rows] = self._best(index, known, keys, {field: column[rows] for field, column in learned.items()}, meta)
+        return at
+
+    def _by_identity(self, learned: Columns) -> Ints:
+        """For each learned transition the row of its episode and time step, or -1."""
+        own, h_id, t = self.columns, learned["h_id"], learned["t"]
+        # Learners get chunks of episodes: where a transition follows the one before, so does its row, mostly.
+        first = np.ones(len(t), bool)
+        first[1:] = (h_id[1:] != h_id[:-1]) | (t[1:] != t[:-1] + 1)
+        heads = np.flatnonzero(first)
+        rows = self._in_chains(h_id[heads], t[heads])
+        lengths = np.diff([*heads, len(t)])
+        at = np.repeat(rows - heads, lengths) + np.arange(len(t))
+        at[np.repeat(rows < 0, lengths) | (at >= len(self))] = -1
+        wrong = np.flatnonzero((at < 0) | (own["h_id"][at] != h_id) | (own["t"][at] != t)) if len(self) else np.arange(len(t))
+        if len(wrong):
+            at[wrong] = _Index(mixed(own["h_id"], own["t"])).find(mixed(h_id[wrong], t[wrong]))
+        return at
+
+    def _in_chains(self, h_id: npt.NDArray[np.uint64], t: Ints) -> Ints:
+        """The rows of steps, found by the chains of steps that they are in; -1 where there is none."""
+        if not len(self):
+            return np.full(len(t), -1)
+        begins = np.flatnonzero(np.concatenate([[True], ~self.chained[:-1]]))
+        begins = begins[np.lexsort((self.columns["t"][begins], self.columns["h_id"][begins]))]
+        ids, since = self.columns["h_id"][begins], self.columns["t"][begins]
+        at, end = np.searchsorted(ids, h_id, side="left"), np.searchsorted(ids, h_id, side="right")
+        found = at < end
+        at = np.minimum(at, len(ids) - 1)
+        while (later := (at + 1 < end) & (since[np.minimum(at + 1, len(ids) - 1)] <= t)).any():
+            at[later] += 1
+        rows = np.minimum(begins[at] + np.maximum(t - since[at], 0), len(self) - 1)
+        found &= (self.columns["h_id"][rows] == h_id) & (self.columns["t"][rows] == t)
+        return np.where(found, rows, -1)
+
+    def _best(self, index: _Index, known: Ints, keys: npt.NDArray[np.uint64], learned: Columns, meta: Meta) -> Ints:
+        """Of the rows with these keys, those that agree in everything; else the first; -1 where there is none."""
+        chosen = np.full(len(keys), -1)
+        open_ = np.arange(len(keys))
+        for rank in range(_CANDIDATES):
+            hits = index.find(keys[open_], rank)
+            open_, hits = open_[hits >= 0], known[hits[hits >= 0]]
+            if not len(open_):
+                break
+            if rank == 0:
+                chosen[open_] = hits
+            unequal = self.unequal(hits, {field: column[open_] for field, column in learned.items()}, meta)
+            agree = ~np.logical_or.reduce(list(unequal.values()))
+            chosen[open_[agree]] = hits[agree]
+            open_ = open_[~agree]
+        return chosen
+
+    def unequal(self, at: Ints, learned: Columns, meta: Meta) -> dict[str, npt.NDArray[np.bool_]]:
+        """For each field, where learned transitions differ from the sampled ones that begin in these rows."""
+        expected, found = self.sides(at, learned, meta, learned["n"])
+        unequal = {field: found[field] != expected[field] for field in FIELDS}
+        unequal["obs"] &= self.columns["obs_known"][at]
+        return unequal
+
+    def sides(self, at: Ints, learned: Columns, meta: Meta, n: Ints | int) -> tuple[Columns, Columns]:
+        """The transitions over n steps that begin in these rows, and the learned ones, as they are compared."""
+        own, end = self.columns, self.ends(at, np.broadcast_to(n, len(at)))
+        expected = {
+            "obs": own["obs"][at],
+            "action": own["action"][at],
+            "reward": self.rewards(at, end, float(meta.get("gamma", 1.0))),
+            "next_obs": own["next_obs"][end],
+            "terminated": own["terminated"][end],
+            "truncated": own["truncated"][end],
+            "t": own["t"][at],
+        }
+        found = {field: learned[field] for field in expected}
+        if meta.get("flags") == "exclusive":
+            for side in (expected, found):
+                side["truncated"] = side["truncated"] & ~side["terminated"]
+        return expected, found
+
+    def ends(self, at: Ints, n: Ints) -> Ints:
+        """The rows of the last steps of transitions over n steps that begin in these rows, or where their episodes end before."""
+        end = at.copy()
+        for _ in range(int(n.max(initial=1)) - 1):
+            longer = (end - at < n - 1) & self.chained[end]
+            end[longer] += 1
+        return end
+
+    def rewards(self, at: Ints, end: Ints, gamma: float) -> npt.NDArray[Any]:
+        """The bits of the discounted sums of rewards from row to row, in the arithmetic of RLlib's replay buffers: float64, last first."""
+        bits = self.columns["reward"]
+        single = at == end
+        if single.all():
+            rewards: npt.NDArray[Any] = bits[at]
+            return rewards
+        total = bits.view(self.reward_dtype)[end].astype(np.float64)
+        for back in range(1, int((end - at).max(initial=0)) + 1):
+            more = end - at >= back
+            total[more] = bits.view(self.reward_dtype)[end[more] - back] + gamma * total[more]
+        summed = total.astype(self.reward_dtype)
+        summed[np.isnan(summed)] = np.nan
+        return np.where(single, bits[end], summed.view(bits.dtype))
+
+    def undelivered(self) -> npt.NDArray[np.bool_]:
+        """The steps of killed EnvRunners behind the last that was learned from: their sample() may never have come back."""
+        rows = np.zeros(len(self), bool)
+        for stream, begin, end in zip(self._open_streams, self._starts, self._starts[1:]):
+            if stream:
+                learned = np.flatnonzero(self.times[begin:end])
+                rows[begin + (learned[-1] + 1 if len(learned) else 0) : end] = True
+        return rows
+
+    def past(self, arrived: dict[StreamKey, int]) -> npt.NDArray[np.bool_]:
+        """The steps among so many events of each stream, from its first; those of killed EnvRunners are judged at the end."""
+        rows = np.zeros(len(self), bool)
+        for window, begin, end in zip(self.windows, self._starts, self._starts[1:]):
+            if not window.ledger.open_end:
+                stop = arrived.get(window.stream.key, 0) - window.stream.begin
+                rows[begin:end] = self.columns["event"][begin:end] < stop
+        return rows
+
+    def forget(self, done: npt.NDArray[np.bool_]) -> None:
+        """Drop the steps that are done with."""
+        for window, begin, end in zip(self.windows, self._starts, self._starts[1:]):
+            events = self.columns["event"][begin:end]
+            window.times[events] = self.times[begin:end]
+            if done[begin:end].any():
+                window.forget(int(events[done[begin:end]][-1]) + 1)
+
+    def stream_of(self, rows: Ints) -> Ints:
+        """For each row, the number of its window."""
+        return np.searchsorted(self._starts, rows, side="right") - 1
+
+    def place(self, row: int) -> tuple[StreamKey, int, int]:
+        """Stream, episode and step of a transition."""
+        stream = self.windows[int(self.stream_of(np.array(row)))].stream
+        event = int(self.columns["event"][row])
+        return stream.key, int(stream.columns["episode"][event]), int(stream.columns["step"][event])
+
+    def place_in_episode(self, h_id: int, t: int) -> tuple[StreamKey, int, int]:
+        """Where a step would be that nobody sampled: in its episode, if that is known."""
+        same = np.flatnonzero(self.columns["h_id"] == h_id)
+        if not len(same):
+            return StreamKey(0, -1), -1, -1
+        key, episode, _ = self.place(int(same[0]))
+        return key, episode, t
