@@ -37,7 +37,7 @@ def write(directory: Path, runners: int, events: int) -> None:
     learner = BatchRecorder(
         directory / "learner-0.0.npz",
         describe(
-            "learner", box, discrete, [StreamKey()], columns={"h_next": "<u8", **columns, "n": "<i8"}, each_step_once=True,
+            "learner", box, discrete, [StreamKey()], columns={"h_next": "<u8", **columns, "n": "<i8"}, each_step="once",
             runners=list(range(1, runners + 1)), **options,
         ),
     )  # fmt: skip

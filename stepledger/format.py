@@ -183,7 +183,7 @@ _OPTIONAL_ENTRIES: Meta = {
     "exited": bool,
     "flags": str,
     "group": str,
-    "each_step_once": bool,
+    "each_step": str,
     "gamma": (int, float),
     "replays": bool,
     "whole_episodes": bool,

@@ -3,7 +3,7 @@
 Each transition that the learner consumed must have left the sampler, with its successor. It is found there by the sampler's own identity,
 episode id and time step, or, where a replay buffer gave it another id, by what it holds: observation, action and time step. A reward over
 n steps is computed again from the n single rewards. Where the algorithm promises to learn from each step exactly once, each step that was
-sampled must be here once; elsewhere it is counted how often each was.
+sampled must be here once, and where it promises at most once, not twice; elsewhere it is counted how often each was.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TransitionHop:
         """For each stream, the number of its events, from the first, that won't be learned from any more."""
         now = {key: window.stream.begin + len(window.stream) for key, window in self._windows.items()}
         self._arrived.append(now)
-        if meta.get("each_step_once"):
+        if meta.get("each_step") == "once":
             past = list(self._arrived)[:-1]
         else:
             behind = sum(now.values()) - meta.get("horizon", math.inf)
@@ -143,12 +143,14 @@ class TransitionHop:
         self._untold += len(never) if open_end else 0
         if end and open_end and self._untold:
             tally.unknown.append(f"whether {self._untold:,} sampled steps were learned from: {open_end[0].path} has no end")
-        if all(ledger.meta.get("each_step_once") for ledger in learners):
+        promises = {ledger.meta.get("each_step", "") for ledger in learners}
+        if promises == {"once"}:
             undelivered = sampled.undelivered()
             if undelivered[never].any():
                 tally.unknown.append(f"whether {int(undelivered[never].sum()):,} steps left their EnvRunners, which were killed")
             if not open_end:
                 self._differences.ranges("lost", never[~undelivered[never]], sampled)
+        if promises <= {"once", "at most once"}:
             self._differences.ranges("extra", again, sampled)
 
     def compared_equal(self) -> dict[StreamKey, int]:

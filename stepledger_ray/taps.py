@@ -52,8 +52,8 @@ _KNOWN_ACTION_PIECES = {
 #: A method of the wrappers -> that of their recorders.
 RECORDERS = {"write_journal": "write", "forget": "forget", "flush": "flush", "stop_recording": "close"}
 
-#: Algorithms that learn from each sampled step exactly once.
-EACH_STEP_ONCE = {"PPO"}
+#: How often an algorithm learns from each sampled step, where it promises something; asynchronous learners drop what is too old.
+EACH_STEP = {"PPO": "once", "APPO": "at most once", "IMPALA": "at most once"}
 
 
 class RunnerTaps:
@@ -327,7 +327,7 @@ class LearnerTap(ConnectorV2):
             digest=settings.digest,
             columns={"h_next": "<u8", "h_id": "<u8", "t": "<i8", "n": "<i8"},
             gamma=run.gamma,
-            each_step_once=run.algorithm in EACH_STEP_ONCE,
+            each_step=EACH_STEP.get(run.algorithm, ""),
             # A replay buffer joins an episode's chunks by SingleAgentEpisode.concat_episode(), which keeps one end flag (ray 2.60).
             flags="exclusive" if run.replays else "both",
             replays=run.replays,

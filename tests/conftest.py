@@ -21,6 +21,7 @@ def cluster() -> Iterator[None]:
     """One local Ray instance for all tests; its workers import test modules and faults by name."""
     ray = pytest.importorskip("ray")
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(TESTS), str(EXAMPLES)]), **CREDENTIALS}}
+    os.environ.update(RAY_worker_niceness="0")  # else its workers starve beside other tests
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error", runtime_env=environment)
     yield
     ray.shutdown()

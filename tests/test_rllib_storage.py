@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 
 from ray import tune
 from ray.rllib.algorithms.ppo import PPO
-from test_rllib import SAMPLED, config, hop
+from rllib_common import SAMPLED, config, hop
 
 from stepledger import LedgerError, compare
 from stepledger.cli import main

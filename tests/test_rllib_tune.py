@@ -12,7 +12,7 @@ ray = pytest.importorskip("ray")
 from ray import tune  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO  # noqa: E402
 from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
-from test_rllib import config  # noqa: E402
+from rllib_common import config  # noqa: E402
 
 from stepledger import compare  # noqa: E402
 from stepledger_ray import TuneCallback, attach  # noqa: E402

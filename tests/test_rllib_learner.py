@@ -1,0 +1,92 @@
+"""Each fault on the way to the learner is found at that hop, as often as it was made; what no algorithm promises is counted."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from faults_learner import LEARNER_FAULTS, LearnerFaultCallback, read_changes  # noqa: E402
+from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
+from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
+from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+from rllib_common import HOPS, PRIORITIZED, UNIFORM, config, hop, replaying, sampling, train  # noqa: E402
+
+from stepledger import Comparison, compare  # noqa: E402
+from stepledger_ray import attach  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+ALGORITHMS: dict[str, Any] = {
+    "PPO": lambda: config(envs=3),
+    "DQN, prioritized": lambda: sampling(replaying(DQNConfig(), PRIORITIZED), box=False),
+    "SAC": lambda: sampling(replaying(SACConfig(), UNIFORM)),
+    "APPO": lambda: sampling(APPOConfig().training(train_batch_size_per_learner=80), 1).learners(num_learners=0),
+    "IMPALA": lambda: sampling(IMPALAConfig().training(train_batch_size_per_learner=80), 1).learners(num_learners=0),
+}
+#: What an algorithm never promised is counted, and no difference.
+PROMISES = {"PPO": {"lost", "again"}, "APPO": {"again"}, "IMPALA": {"again"}}
+LONG = bool(os.environ.get("STEPLEDGER_LONG"))  # set by make test-long
+CHUNKS = [name for name in LEARNER_FAULTS if name.startswith("chunk")]
+TRANSPORT = [("PPO", fault) for fault in LEARNER_FAULTS] + [
+    (name, fault) for name in ("APPO", "IMPALA") for fault in LEARNER_FAULTS if LONG or (name == "IMPALA" and fault in CHUNKS)
+]
+IN_BUFFERS = [name for name in LEARNER_FAULTS if name.startswith("transition") and name != "transition:duplicated"]
+
+
+def with_fault(directory: Path, one: Any, fault: str, **dose: Any) -> tuple[Comparison, Counter[Any]]:
+    """The comparison of a run with a fault, and the changes that were made."""
+    attach(one, directory / "run")
+    one.callbacks([*one.callbacks_class, functools.partial(LearnerFaultCallback, fault, log=str(directory / "log"), **dose)])
+    train(one, iterations=3)
+    return compare(directory / "run"), read_changes(directory / "log")
+
+
+def check(result: Comparison, changes: Counter[Any], promises: set[str]) -> None:
+    learner = hop(result, HOPS[2])
+    assert all(one.differences == 0 for one in result.hops if one is not learner)
+    made = Counter(kind for _, _, kind in changes.elements())
+    found = [one for one in result.differences if one.kind == "changed"]
+    if learner.differences == len(result.differences):  # else only the first ones are kept
+        expected = {place[:2]: count for place, count in changes.items() if place[2] == "changed"}
+        assert Counter((one.step, one.fields) for one in found) == expected
+    assert learner.lost == (made["lost"] if "lost" in promises else 0)
+    assert learner.extra == made["extra"] + (made["again"] if "again" in promises else 0)
+
+
+@pytest.mark.parametrize(("name", "fault"), TRANSPORT)
+def test_a_fault_of_the_transport_is_found_once_where_it_was_made(tmp_path, name, fault):
+    result, changes = with_fault(tmp_path, ALGORITHMS[name](), fault, once=True)
+    assert changes
+    check(result, changes, PROMISES[name])
+
+
+@pytest.mark.parametrize("fault", IN_BUFFERS)
+@pytest.mark.parametrize("name", ["DQN, prioritized", "SAC"])
+def test_a_fault_of_a_replay_buffer_is_found_once_where_it_was_made(tmp_path, name, fault):
+    result, changes = with_fault(tmp_path, ALGORITHMS[name](), fault, once=True)
+    assert changes
+    check(result, changes, set())
+
+
+@pytest.mark.parametrize("fault", ["transition:duplicated", *CHUNKS])
+def test_what_a_replay_buffer_repeats_or_leaves_out_is_counted_and_no_difference(tmp_path, fault):
+    result, changes = with_fault(tmp_path, ALGORITHMS["SAC"](), fault, once=True)
+    assert changes
+    assert result.exit_status == 0, str(result)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("fault", LEARNER_FAULTS)
+@pytest.mark.skipif(not LONG, reason="takes long: make test-long")
+def test_a_fault_is_found_at_any_rate(tmp_path, fault, rate):
+    result, changes = with_fault(tmp_path, ALGORITHMS["PPO"](), fault, rate=rate)
+    check(result, changes, PROMISES["PPO"])
+    assert result.exit_status == bool(changes)
