@@ -1,6 +1,6 @@
 # make demo    train RLlib PPO with ledgers on, once clean and once with an injected fault, and print both comparisons
 # make test    all tests
-# make test-long    those that take long: EnvRunners killed at twenty random moments, all offline algorithms
+# make test-long    those that take long: all algorithms with all vectorisations and Learners, EnvRunners killed at twenty moments, ...
 # make lint    ruff and mypy
 # make bench   what recording costs, here
 #
@@ -31,7 +31,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -m ray
 
 test-long: $(READY)
-	STEPLEDGER_LONG=1 STEPLEDGER_KILLS=20 $(BIN)/python -m pytest -q tests/test_rllib_algorithms.py -k "killed or offline"
+	STEPLEDGER_LONG=1 $(BIN)/python -m pytest -q -s -m long
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -84,13 +84,14 @@ class Job:
             "action_space": spaces[1],
             "runners": list(range(1, algorithm.config.num_env_runners + 1)) or [0],
         }
-        if not self.run.offline:
+        if self.run.has_learner_tap:
             self._put_learner_taps()
         self._watch = watch
         self._live = None if watch.compare_every is None else Live(self.run, watch)
         self._lost: tuple[str, ...] = ()
         self._hook_cleanup(algorithm)
-        taps = "env, vector and episode of the evaluation" if self.run.offline else "env, vector, episode and learner"
+        taps = "env, vector, episode and learner" if self.run.has_learner_tap else "env, vector and episode"
+        taps += " of the evaluation" if self.run.offline else ""
         stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
         print(f"stepledger: recording the taps {taps} into {self.run.directory}{stored}", flush=True)
 

@@ -19,6 +19,9 @@ __all__ = ["REMAKES", "Run", "Settings", "check_writable", "trial_of"]
 
 _FILE = "run.json"
 
+#: Algorithms whose Learners are given batches that their own replay buffer made, and no episodes (ray 2.60).
+_LEARN_FROM_BATCHES = {"DreamerV3"}
+
 #: Restarts of a runner's process are this far apart in the numbering of its incarnations; between them its vector env may be made again.
 REMAKES = 100
 #: Likewise what goes on in the run directory of an earlier run.
@@ -144,9 +147,18 @@ class Run:
         return self.directory if os.path.isdir(self.directory) else self.place
 
     @property
+    def has_learner_tap(self) -> bool:
+        """Whether its Learners get the episodes that were sampled, so that they can be recorded there."""
+        return not self.offline and self.algorithm not in _LEARN_FROM_BATCHES
+
+    @property
     def notes(self) -> list[str]:
         """What a report says about all of the run."""
-        return [f"nothing was sampled for training: {self.algorithm} learns from a dataset"] if self.offline else []
+        if self.offline:
+            return [f"nothing was sampled for training: {self.algorithm} learns from a dataset"]
+        if not self.has_learner_tap:
+            return [f"what it learned from is not compared: the Learners of {self.algorithm} are given batches, and no episodes"]
+        return []
 
     def is_here(self) -> bool:
         """Whether the run directory is this process's too: the same node, or a shared file system."""

@@ -88,7 +88,7 @@ class RunnerTaps:
         """Say whose taps these are and where they write."""
         self.told = (run, runner, incarnation)
         group = "evaluation" if self._env_runner.config.in_evaluation else ""
-        taps = (*(["env"] if self._has_env_side else []), "vector", "episode", *(["learner"] if not group else []))
+        taps = (*(["env"] if self._has_env_side else []), "vector", "episode", *(["learner"] if run.has_learner_tap and not group else []))
         place = Place(run.directory, StreamKey(runner=runner, incarnation=incarnation), run.id, group, self._settings.options(), taps)
         self._place = place
         self.vector.ledger_place = place

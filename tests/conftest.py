@@ -12,6 +12,16 @@ TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parents[1] / "examples"
 
 sys.path.insert(0, str(EXAMPLES))
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what takes long, unless ``make test-long`` asks for it."""
+    if not os.environ.get("STEPLEDGER_LONG"):
+        skip = pytest.mark.skip(reason="takes long: make test-long")
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(skip)
+
+
 #: What the S3 server of the tests takes from anybody.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 

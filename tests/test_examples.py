@@ -123,7 +123,11 @@ RLLIB = {
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("name", "faulty"),
-    [(name, faulty) for name in RLLIB for faulty in (False, True) if faulty or name == "rllib_ppo.py"],  # the others' clean runs are long
+    [
+        pytest.param(name, faulty, marks=[] if faulty and name != "rllib_impala.py" else pytest.mark.long)
+        for name in RLLIB
+        for faulty in (False, True)
+    ],
 )
 def test_rllib_example(name: str, faulty: bool, tmp_path: Path) -> None:
     needs("ray", "torch")
@@ -144,6 +148,7 @@ def test_rllib_example(name: str, faulty: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_tune_example(tmp_path: Path) -> None:
     needs("ray", "torch")
     process = example("rllib_tune.py", tmp_path, "--fault", "obs:stale")

@@ -56,7 +56,10 @@ def test_a_clean_run_is_equal_and_complete_at_every_hop(tmp_path, runners, mode,
     assert main(["compare", str(tmp_path / "run")]) == 0
 
 
-@pytest.mark.parametrize(("runners", "mode", "box"), [(0, "sync", True), (0, "async", False), (1, "sync", False), (1, "async", True)])
+@pytest.mark.parametrize(
+    ("runners", "mode", "box"),
+    [(0, "sync", True), (0, "async", False), pytest.param(1, "sync", False, marks=pytest.mark.long), (1, "async", True)],
+)
 def test_weights_are_the_same_bit_for_bit_with_and_without_ledgers(tmp_path, runners, mode, box):
     def weights(one: PPOConfig) -> dict[str, Any]:
         algorithm = one.build_algo()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,11 @@ ALGORITHMS: dict[str, Any] = {
 }
 #: What an algorithm never promised is counted, and no difference.
 PROMISES = {"PPO": {"lost", "again"}, "APPO": {"again"}, "IMPALA": {"again"}}
-LONG = bool(os.environ.get("STEPLEDGER_LONG"))  # set by make test-long
 CHUNKS = [name for name in LEARNER_FAULTS if name.startswith("chunk")]
 TRANSPORT = [("PPO", fault) for fault in LEARNER_FAULTS] + [
-    (name, fault) for name in ("APPO", "IMPALA") for fault in LEARNER_FAULTS if LONG or (name == "IMPALA" and fault in CHUNKS)
+    pytest.param(name, fault, marks=[] if name == "IMPALA" and fault in CHUNKS else pytest.mark.long)
+    for name in ("APPO", "IMPALA")
+    for fault in LEARNER_FAULTS
 ]
 IN_BUFFERS = [name for name in LEARNER_FAULTS if name.startswith("transition") and name != "transition:duplicated"]
 
@@ -85,7 +85,7 @@ def test_what_a_replay_buffer_repeats_or_leaves_out_is_counted_and_no_difference
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("fault", LEARNER_FAULTS)
-@pytest.mark.skipif(not LONG, reason="takes long: make test-long")
+@pytest.mark.long
 def test_a_fault_is_found_at_any_rate(tmp_path, fault, rate):
     result, changes = with_fault(tmp_path, ALGORITHMS["PPO"](), fault, rate=rate)
     check(result, changes, PROMISES["PPO"])

@@ -111,6 +111,7 @@ def test_what_another_node_recorded_is_gathered_or_the_node_is_named(tmp_path: P
         assert result.hops[0].streams == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not namespaces_work(), reason="mount namespaces are closed to this user")
 def test_what_another_node_recorded_is_stored_at_the_uri_of_the_run_and_stays_nowhere_else(tmp_path: Path, uri: str) -> None:
     train(tmp_path, uri, "lives")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -53,13 +52,9 @@ def reading(dataset: str) -> dict[str, Any]:
     }
 
 
-#: Set by ``make test-long``.
-LONG = pytest.mark.skipif(not os.environ.get("STEPLEDGER_LONG"), reason="takes long: make test-long")
-
-
 @pytest.mark.parametrize(
     "one",
-    [BCConfig, *(pytest.param(one, marks=LONG) for one in (MARWILConfig, CQLConfig, IQLConfig))],
+    [BCConfig, *(pytest.param(one, marks=pytest.mark.long) for one in (MARWILConfig, CQLConfig, IQLConfig))],
     ids=["BC", "MARWIL", "CQL", "IQL"],
 )
 def test_an_offline_algorithm_is_recorded_in_its_evaluation_and_says_so(tmp_path, dataset, one):

@@ -64,7 +64,7 @@ def kill_a_runner(tmp_path: Path, mode: str) -> Comparison:
     return compare(tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.long), "async"])
 def test_a_killed_runner_is_no_difference_and_its_successor_is_recorded(tmp_path, mode):
     result = kill_a_runner(tmp_path, mode)
     assert result.equal, str(result)
@@ -73,16 +73,13 @@ def test_a_killed_runner_is_no_difference_and_its_successor_is_recorded(tmp_path
     assert hop(result, HOPS[0]).streams >= 4
 
 
-#: ``make test-long`` kills more often.
-KILLS = int(os.environ.get("STEPLEDGER_KILLS", "3"))
-
-
-def test_runners_killed_at_random_moments_cost_no_ledger_and_make_no_difference(tmp_path):
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_runners_killed_at_random_moments_cost_no_ledger_and_make_no_difference(tmp_path, kills):
     rng = np.random.default_rng(0)
     algorithm = attach(config(2).fault_tolerance(restart_failed_env_runners=True), tmp_path).build_algo()
     group, killed = algorithm.env_runner_group, 0
-    deadline = time.monotonic() + 60 * KILLS
-    while killed < KILLS and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60 * kills
+    while killed < kills and time.monotonic() < deadline:
         pids = group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False, timeout_seconds=20)
         if len(pids) == 2:  # both are there again
             timer = threading.Timer(rng.uniform(0, 2), os.kill, (pids[int(rng.integers(2))], signal.SIGKILL))
@@ -91,14 +88,14 @@ def test_runners_killed_at_random_moments_cost_no_ledger_and_make_no_difference(
                 algorithm.train()
             killed += 1
         algorithm.train()
-    assert killed == KILLS
+    assert killed == kills
     began = time.monotonic()
     algorithm.stop()
     assert time.monotonic() - began < 2 * TIMEOUT
     result = compare(tmp_path)
     assert result.equal, str(result)
     assert result.exit_status == 3
-    assert hop(result, HOPS[1]).events > 240 * KILLS
+    assert hop(result, HOPS[1]).events > 240 * kills
     for path in tmp_path.glob("*.npz"):
         read(path)
 

@@ -138,6 +138,7 @@ def test_a_file_uri_is_a_path(tmp_path, temporary, capsys):
     assert not list(temporary.glob("stepledger-*"))
 
 
+@pytest.mark.long
 def test_each_trial_of_tune_is_stored_in_a_place_of_its_own(uri, tmp_path):
     one = attach(config(1).training(lr=tune.grid_search([0.001, 0.002])), uri)
     run_config = tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 2}, verbose=0)
