@@ -29,6 +29,7 @@ __all__ = ["RECORDERS", "LearnerTap", "RunnerTaps", "taps_of"]
 
 #: RLlib's own pieces of an env-to-module pipeline, none of which changes an episode. Any other piece may write into it.
 _READ_ONLY = {
+    "AddIsFirstsToBatch",
     "AddObservationsFromEpisodesToBatch",
     "AddStatesFromEpisodesToBatch",
     "AddTimeDimToBatchAndZeroPad",

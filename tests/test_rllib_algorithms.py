@@ -18,7 +18,7 @@ from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
 from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
-from rllib_common import HOPS, PRIORITIZED, UNIFORM, Corridor, WalkVectorEnv, config, hop, record, replaying, sampling  # noqa: E402
+from rllib_common import HOPS, PRIORITIZED, UNIFORM, Corridor, Walk, WalkVectorEnv, config, hop, record, replaying, sampling  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -102,6 +102,19 @@ def test_a_clean_run_is_equal_and_as_complete_as_its_algorithm_promises(tmp_path
     if name == "PPO":
         assert coverage["learned_once"] == coverage["sampled"]
         assert len(list(tmp_path.glob("learner-*.npz"))) == max(1, learners)
+
+
+def test_what_learns_from_batches_and_not_from_episodes_is_said_to_be_not_compared(tmp_path):
+    pytest.importorskip("PIL")  # DreamerV3 draws what it dreams
+    from ray.rllib.algorithms.dreamerv3 import DreamerV3Config
+
+    one = DreamerV3Config().environment(Walk, env_config={"box": False}).env_runners(num_envs_per_env_runner=2)
+    one.training(model_size="XS", batch_size_B=2, batch_length_T=8, horizon_H=3, training_ratio=8)
+    result = record(tmp_path, one, iterations=8)
+    assert result.exit_status == 0, str(result)
+    assert [one.name for one in result.hops] == HOPS[:2]
+    assert all(one.events > 30 and field.status == "equal" for one in result.hops for field in one.fields.values())
+    assert "what it learned from is not compared: the Learners of DreamerV3" in str(result)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
