@@ -184,6 +184,7 @@ _OPTIONAL_ENTRIES: Meta = {
     "flags": str,
     "group": str,
     "each_step": str,
+    "capacity": int,
     "gamma": (int, float),
     "replays": bool,
     "whole_episodes": bool,

@@ -92,6 +92,7 @@ class Hop:
         notes: What is no difference but worth knowing, a sentence each.
         unpaired: Streams that only one side has, a sentence each; they were not compared.
         coverage: Into the learner: how many steps were ``sampled``, ``learned_once``, ``learned_more_than_once`` and ``never_learned``.
+        never_learned: Why steps were never learned from, where it is known: reason -> number of steps.
         different_streams: Those with a difference.
         lost: Number of events that never reached the second side.
         extra: Number of events that the first side never gave.
@@ -108,6 +109,7 @@ class Hop:
     notes: tuple[str, ...] = ()
     unpaired: tuple[str, ...] = ()
     coverage: dict[str, int] = field(default_factory=dict)
+    never_learned: dict[str, int] = field(default_factory=dict)
     different_streams: tuple[StreamResult, ...] = ()
     lost: int = 0
     extra: int = 0
@@ -196,6 +198,7 @@ class Tally:
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=dict)
+    never_learned: dict[str, int] = field(default_factory=dict)
     by_stream: dict[tuple[int, int, str], int] = field(default_factory=dict)
     lost: int = 0
     extra: int = 0
@@ -227,6 +230,7 @@ class Tally:
             tuple(self.notes),
             unpaired,
             dict(self.coverage),
+            dict(self.never_learned),
             tuple(StreamResult(*which, count) for which, count in sorted(self.by_stream.items())),
             self.lost,
             self.extra,

@@ -143,9 +143,11 @@ class TransitionHop:
         self._untold += len(never) if open_end else 0
         if end and open_end and self._untold:
             tally.unknown.append(f"whether {self._untold:,} sampled steps were learned from: {open_end[0].path} has no end")
+        undelivered = sampled.undelivered()
+        if end and not open_end:
+            tally.never_learned = _reasons(tally.coverage, int(undelivered[never].sum()), learners[0].meta)
         promises = {ledger.meta.get("each_step", "") for ledger in learners}
         if promises == {"once"}:
-            undelivered = sampled.undelivered()
             if undelivered[never].any():
                 tally.unknown.append(f"whether {int(undelivered[never].sum()):,} steps left their EnvRunners, which were killed")
             if not open_end:
@@ -165,7 +167,7 @@ class TransitionHop:
         """What was found so far; steps that may still be learned from are counted as they are now."""
         hop = self._tally.hop((), self._notes)
         if self._tally.dropped:  # how often what is left was learned from can't be told any more
-            return replace(hop, coverage={}), self._differences.kept
+            return replace(hop, coverage={}, never_learned={}), self._differences.kept
         coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}
         return replace(hop, coverage=coverage), self._differences.kept
 
@@ -177,6 +179,19 @@ def _coverage(times: Ints) -> dict[str, int]:
         "learned_more_than_once": int((times > 1).sum()),
         "never_learned": int((times == 0).sum()),
     }
+
+
+def _reasons(coverage: dict[str, int], undelivered: int, meta: Meta) -> dict[str, int]:
+    """Why steps were never learned from, where it is no difference: reason -> number of steps."""
+    if meta.get("replays"):
+        all_in = coverage["sampled"] <= meta.get("capacity", 0)
+        rest = "still in the replay buffer" if all_in else "still in the replay buffer, or dropped from it before they were drawn"
+    elif meta.get("each_step") == "at most once":
+        rest = "dropped by the asynchronous learner, or on their way to it at the end"
+    else:
+        rest = ""
+    found = {"left by EnvRunners that were killed": undelivered, rest: coverage["never_learned"] - undelivered}
+    return {reason: count for reason, count in found.items() if reason and count}
 
 
 def _notes(longest: int, meta: Meta) -> dict[str, str]:

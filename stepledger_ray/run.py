@@ -54,6 +54,7 @@ class Run:
         settings: How its taps record.
         gamma: The algorithm's discount factor.
         replays: Whether what it learns from comes out of a replay buffer.
+        capacity: Number of steps that it holds.
         horizon: Number of sampled steps after which one won't be learned from any more.
         offline: Whether it learns from a dataset, so that only its evaluation samples.
         incarnation: Number of the first incarnation of its runners: 0, or more where it goes on after an earlier one.
@@ -67,6 +68,7 @@ class Run:
     settings: Settings
     gamma: float
     replays: bool
+    capacity: int
     horizon: int
     offline: bool
     incarnation: int
@@ -95,6 +97,7 @@ class Run:
             settings=settings,
             gamma=float(algorithm.config.gamma),
             replays=algorithm.local_replay_buffer is not None,
+            capacity=int(getattr(algorithm.local_replay_buffer, "capacity", 0)),
             horizon=_horizon(algorithm),
             offline=bool(algorithm.config.is_offline),
             incarnation=0,

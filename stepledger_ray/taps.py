@@ -332,6 +332,7 @@ class LearnerTap(ConnectorV2):
             # A replay buffer joins an episode's chunks by SingleAgentEpisode.concat_episode(), which keeps one end flag (ray 2.60).
             flags="exclusive" if run.replays else "both",
             replays=run.replays,
+            capacity=run.capacity,
             horizon=run.horizon,
             run=run.id,
             taps=["learner"],

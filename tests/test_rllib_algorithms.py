@@ -97,6 +97,7 @@ def test_a_clean_run_is_equal_and_as_complete_as_its_algorithm_promises(tmp_path
     coverage = learner.coverage
     assert learner.events > 50
     assert coverage["sampled"] == coverage["learned_once"] + coverage["learned_more_than_once"] + coverage["never_learned"]
+    assert sum(learner.never_learned.values()) == coverage["never_learned"]
     if not name.startswith(("DQN", "SAC", "TQC")):
         assert coverage["learned_more_than_once"] == 0
     if name == "PPO":

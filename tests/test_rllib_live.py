@@ -100,13 +100,13 @@ def test_without_a_difference_the_space_on_disk_stays_bounded(tmp_path):
     one = attach(config(1, envs=4).training(train_batch_size=2000, minibatch_size=2000), tmp_path, compare_every=1, retain="differences")
     algorithm = one.build_algo()
     sizes = []
-    for _ in range(4):
+    for _ in range(6):
         algorithm.train()
         sizes.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()))
-    assert max(sizes) < 1.5 * sizes[0]
+    assert max(sizes) < 3 * sizes[0]  # journals are shortened now and then
     last = finish(algorithm)
     assert last.exit_status == 0
-    assert last.hops[2].coverage == {"sampled": 8000, "learned_once": 8000, "learned_more_than_once": 0, "never_learned": 0}
+    assert last.hops[2].coverage == {"sampled": 12000, "learned_once": 12000, "learned_more_than_once": 0, "never_learned": 0}
     algorithm.train()
     algorithm.stop()
     kept = read(next(tmp_path.glob("*-env-0.npz")) if list(tmp_path.glob("*-env-0.npz")) else next(tmp_path.glob("*env-0*")))

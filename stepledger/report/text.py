@@ -89,7 +89,9 @@ def _summary(hop: Hop) -> Iterator[str]:
             text += f" [{result.note}]"
         states.setdefault(result.status, []).append(text)
     if hop.coverage:
-        yield f"{hop.name}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in hop.coverage.items())
+        why = "; ".join(f"{count:,} {reason}" for reason, count in hop.never_learned.items())
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in hop.coverage.items())
+        yield f"{hop.name}: {counts}" + (f" ({why})" if why else "")
     for name, count in (("lost", hop.lost), ("added", hop.extra)):
         if count:
             states[f"events {name}"] = [f"{count:,}"]
