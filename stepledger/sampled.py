@@ -10,14 +10,17 @@ import numpy.typing as npt
 
 from .align import mixed
 from .errors import LedgerError
-from .format import STEP, Meta, StreamKey
+from .format import RESET, STEP, Meta, StreamKey
 from .ledger import Ledger, Stream
 from .pairs import stream_name
 
-__all__ = ["FIELDS", "Columns", "Ints", "Sampled", "Window", "concatenate"]
+__all__ = ["EPISODE_START", "FIELDS", "Columns", "Ints", "Sampled", "Window", "concatenate"]
 
 #: Fields of a transition.
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+
+#: A further one, where the learner's ledger has it: whether the transition is the first of its episode.
+EPISODE_START = "episode_start"
 
 #: Sampled steps that hold the same and are tried for one learned transition.
 _CANDIDATES = 16
@@ -31,6 +34,15 @@ def concatenate(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     return {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+
+
+def _with_identity(stream: Stream) -> Columns:
+    """The columns of a stream; its events are numbered where its tap did not."""
+    data = dict(stream.data)
+    if "h_id" not in data:
+        data["h_id"] = np.full(len(stream), stream.key.env + 1, np.uint64)
+        data["t"] = stream.begin + np.arange(len(stream))
+    return data
 
 
 class Window:
@@ -110,18 +122,23 @@ class Sampled:
 
     @staticmethod
     def _part(stream: Stream, settled: int) -> Columns:
-        data = stream.data
-        at = np.flatnonzero(data["kind"] == STEP)
+        data = _with_identity(stream)
+        by = data.get("by", np.zeros(len(stream), np.int64))
+        at = np.flatnonzero((data["kind"] == STEP) & (by == 0))  # those of somebody else are not for the learner
         at = at[np.searchsorted(at, settled) :]
         before = np.maximum(at - 1, 0)
         # Where the event before a step is not its predecessor (its chunk was lost), the observation it began from is not known.
         follows = (at > 0) & (data["h_id"][before] == data["h_id"][at]) & (data["t"][before] == data["t"][at] - 1)
+        # What wrappers around the vector env made of it, where that was recorded.
+        obs, reward = data.get("h_out", data["h_obs"]), data.get("r_out", data["h_rew"]).astype(data["h_rew"].dtype)
         return {
-            "obs": data["h_obs"][before],
+            "obs": obs[before],
             "obs_known": follows,
+            EPISODE_START: data["kind"][before] == RESET,
+            "stray": np.where(follows, np.maximum(by[before], 0), 0),
             "action": data["h_act"][at],
-            "reward": data["h_rew"][at],
-            "next_obs": data["h_obs"][at],
+            "reward": reward[at],
+            "next_obs": obs[at],
             "terminated": data["terminated"][at],
             "truncated": data["truncated"][at],
             "h_id": data["h_id"][at],
@@ -213,8 +230,11 @@ class Sampled:
     def unequal(self, at: Ints, learned: Columns, meta: Meta) -> dict[str, npt.NDArray[np.bool_]]:
         """For each field, where learned transitions differ from the sampled ones that begin in these rows."""
         expected, found = self.sides(at, learned, meta, learned["n"])
-        unequal = {field: found[field] != expected[field] for field in FIELDS}
-        unequal["obs"] &= self.columns["obs_known"][at]
+        skipped = [name for name, said in meta.get("fields", {}).items() if "skip" in said]
+        unequal = {field: found[field] != expected[field] for field in (*FIELDS, EPISODE_START) if field in found and field not in skipped}
+        for field in ("obs", EPISODE_START):
+            if field in unequal:
+                unequal[field] &= self.columns["obs_known"][at]
         return unequal
 
     def sides(self, at: Ints, learned: Columns, meta: Meta, n: Ints | int) -> tuple[Columns, Columns]:
@@ -230,6 +250,11 @@ class Sampled:
             "t": own["t"][at],
         }
         found = {field: learned[field] for field in expected}
+        if EPISODE_START in learned:
+            found[EPISODE_START] = learned[EPISODE_START]
+            expected[EPISODE_START] = np.where(found[EPISODE_START] < 0, found[EPISODE_START], own[EPISODE_START][at])
+        if meta.get("flags") == "done":
+            expected["terminated"] = expected["terminated"] | expected["truncated"]
         if meta.get("flags") == "exclusive":
             for side in (expected, found):
                 side["truncated"] = side["truncated"] & ~side["terminated"]
@@ -293,6 +318,14 @@ class Sampled:
         stream = self.windows[int(self.stream_of(np.array(row)))].stream
         event = int(self.columns["event"][row])
         return stream.key, int(stream.columns["episode"][event]), int(stream.columns["step"][event])
+
+    def place_before_stray(self, row: int) -> tuple[int, int]:
+        """Episode and step of the last event before the stray calls that came before a transition."""
+        stream = self.windows[int(self.stream_of(np.array(row)))].stream
+        event, by = int(self.columns["event"][row]) - 1, stream.data["by"]
+        while event > 0 and by[event] > 0:
+            event -= 1
+        return int(stream.columns["episode"][event]), int(stream.columns["step"][event])
 
     def place_in_episode(self, h_id: int, t: int) -> tuple[StreamKey, int, int]:
         """Where a step would be that nobody sampled: in its episode, if that is known."""

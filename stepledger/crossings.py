@@ -1,0 +1,68 @@
+"""Which stored transitions a stray call of the training env has cut, for the hop into the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .format import StreamKey
+from .sampled import Ints, Sampled
+from .strays import Stray, joins
+
+__all__ = ["Crossings"]
+
+#: Stray calls that a report names one by one.
+_NAMED = 20
+
+Place = tuple[StreamKey, int, int]
+
+
+class Crossings:
+    """Collects, for each stray call, the transitions that cross it."""
+
+    def __init__(self) -> None:
+        self._strays: dict[int, Stray] = {}
+        self._rows: dict[int, int] = {}
+        self._first: dict[int, str] = {}
+
+    def cut(self, sampled: Sampled, row: int, place: Place) -> tuple[str, ...]:
+        """Why a transition differs, if a stray call came before it."""
+        number = int(sampled.columns["stray"][row])
+        if not number:
+            return ()
+        self._rows[number] = self._rows.get(number, 0) + 1
+        sentence = joins(place[0].env, sampled.place_before_stray(row), place[1:])
+        self._first.setdefault(number, sentence)
+        return (f"{self._stray(sampled, number)}; {sentence}",)
+
+    def uncut(self, sampled: Sampled, at: Ints, different: Ints) -> Iterator[tuple[Place, str]]:
+        """The stray calls that don't show in the transition behind them, and after which the trainer was not told either."""
+        rest = np.ones(len(at), bool)
+        rest[different] = False
+        for row in at[rest & (sampled.columns["stray"][at] > 0)].tolist():
+            number = int(sampled.columns["stray"][row])
+            stray = self._stray(sampled, number)
+            if stray.handed_over:
+                continue
+            self._rows.setdefault(number, 0)
+            key, episode, step = sampled.place(row)
+            yield (key, episode, step - 1), f"{stray}, and nobody told the trainer"
+
+    def _stray(self, sampled: Sampled, number: int) -> Stray:
+        if number not in self._strays:
+            known = sampled.windows[0].ledger.meta.get("strays", [])
+            # A journal whose recorder was killed does not say.
+            unknown = Stray(0, 0, 0, "a call from outside of the trainer", "an unknown place", True)
+            self._strays[number] = Stray(*known[number - 1]) if number <= len(known) and known[number - 1] else unknown
+        return self._strays[number]
+
+    def notes(self) -> list[str]:
+        """A sentence for each stray call that is a difference."""
+        sentences = []
+        for number in sorted(self._rows)[:_NAMED]:
+            stray, rows = self._strays[number], self._rows[number]
+            crossed = f"{rows:,} stored transition{'s' if rows != 1 else ''} cross{'es' if rows == 1 else ''} {stray.cut}"
+            sentences.append("; ".join([str(stray), *([self._first[number]] if number in self._first else []), crossed]))
+        more = len(self._rows) - _NAMED
+        return [*sentences, *([f"... and {more:,} more such calls"] if more > 0 else [])]

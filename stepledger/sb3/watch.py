@@ -1,0 +1,473 @@
+"""What the innermost VecEnv gives, to whom, and what the outermost one hands to the trainer: the vector tap of `LedgerCallback`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+)
+
+from ..digest import SpaceDigest
+from ..format import RESET, STEP, StreamKey
+from ..recorder import describe, reward_bits
+from ..recording import OnError
+from ..strays import LEARN, UNSEEN, UNSTORED, Stray
+from .callers import Caller, Callers
+from .hooks import Hooks
+from .stage import RowStage, digests
+
+__all__ = ["HandedStep", "VectorWatch", "innermost"]
+
+Digests = npt.NDArray[np.uint64]
+
+#: Wrappers that hand observations on as they are.
+_TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder)
+
+
+def innermost(env: VecEnv) -> VecEnv:
+    """The VecEnv inside all wrappers."""
+    while isinstance(env, VecEnvWrapper):
+        env = env.venv
+    return env
+
+
+@dataclass
+class StrayCalls:
+    """Calls of somebody else between two steps of the trainer.
+
+    Attributes:
+        calls: They themselves.
+        number: In the column ``by``.
+        envs: ``(n,)`` bool: whose environments they reached.
+        before: Episodes and steps, ``(n,)`` each, of the last event before them.
+        after: Likewise, of the last of them.
+    """
+
+    calls: Stray
+    number: int
+    envs: npt.NDArray[np.bool_]
+    before: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    after: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+@dataclass
+class HandedStep:
+    """A step as the trainer got it, until it is stored. Arrays have one entry per environment.
+
+    Attributes:
+        t: Position of the event in its stream.
+        obs: Digests of the observations it began from, as they were handed to the trainer.
+        start: Whether a reset came before it.
+        h_act: Digests of the actions, as they were sent.
+        actions: The actions as they were sent.
+        reward: As it is to be stored, float32.
+        next_obs: Digests; of the final observation where the episode ended.
+        done: The episode ended.
+        timeout: It ended by a time limit, and not by a termination.
+        infos: As they were handed over.
+        first: Whether the reset before it is the one with which ``learn()`` began.
+        stray: What somebody else did between the step before and this one, if anything.
+    """
+
+    t: npt.NDArray[np.int64]
+    obs: Digests
+    start: npt.NDArray[np.bool_]
+    h_act: Digests
+    actions: npt.NDArray[Any]
+    reward: npt.NDArray[np.float32]
+    next_obs: Digests
+    done: npt.NDArray[np.bool_]
+    timeout: npt.NDArray[np.bool_]
+    infos: list[dict[str, Any]]
+    first: bool
+    stray: StrayCalls | None
+
+
+class VectorWatch:
+    """Records the events of the innermost VecEnv, and keeps the trainer's last step until it is stored.
+
+    Args:
+        model: The algorithm, whose ``env`` is watched.
+        path: The ledger.
+        digest: As in `stepledger.LedgerEnv`.
+        on_error: Likewise.
+        fail: Called with an error of the recording.
+
+    Attributes:
+        pending: The trainer's last step, if it was not stored yet.
+        calls: Number of steps that the trainer has made.
+        stray: Calls of somebody else since the trainer's last step, if there were any.
+        episode: Of each environment's last event.
+        step: Likewise.
+
+    Raises:
+        LedgerError: A space can't be recorded.
+    """
+
+    def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError, fail: Callable[[BaseException], None]) -> None:
+        self.inner: VecEnv = innermost(model.env)
+        self.n = self.inner.num_envs
+        self._given = SpaceDigest(self.inner.observation_space, digest)
+        self._actions = SpaceDigest(self.inner.action_space, digest)
+        self.handed = SpaceDigest(model.observation_space, digest)
+        self._same_space = self._given.description == self.handed.description
+        meta = describe(
+            "vector",
+            self._given,
+            self._actions,
+            [StreamKey(env=env) for env in range(self.n)],
+            reward_dtype=np.float32,  # what Stable-Baselines3 stores
+            digest=digest,
+            columns={"h_out": "<u8", "r_out": "<u8", "by": "<i8"},
+            handed_space=self.handed.description,
+            autoreset_mode="SameStep",
+            flags="exclusive",
+            run="",
+        )
+        self.recorder = RowStage(path, meta, on_error=on_error)
+        self._fail = fail
+        self.pending: HandedStep | None = None
+        self.stray: StrayCalls | None = None
+        self._strays: list[list[Any]] = []
+        self.recorder.final["strays"] = self._strays
+        self.calls = 0
+        self._t = np.full(self.n, -1)
+        self._out = np.full(self.n, UNSEEN, np.uint64)
+        self._fresh = np.zeros(self.n, bool)
+        self._first = False
+        self._new_obs: Any = None
+        self.episode, self.step = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
+        self._begun = False
+        self._last_known: Any = None
+
+    def attach(self, model: Any, hooks: Hooks, reset: bool) -> None:
+        """Begin to watch a model's env.
+
+        Args:
+            model: The algorithm, which has just begun to learn.
+            hooks: Where to add.
+            reset: Whether its env was reset for that.
+        """
+        self._model, self.outer, self.inner = model, model.env, innermost(model.env)
+        self._callers = Callers(model)
+        # What off-policy algorithms store is what VecNormalize was given, and not what it gave.
+        self._raw: VecNormalize | None = model._vec_normalize_env if hasattr(model, "replay_buffer") else None
+        self._sent: tuple[Digests, npt.NDArray[Any]] | None = None
+        self._stranger: Caller | None = None
+        self._inside = False
+        self._row = self._reset_row = -1
+        self._before: StrayCalls | None = None
+        if reset or not self._begun:
+            self._begin(model, reset)
+        hooks.add(self.inner, "step_async", self._on_send)
+        hooks.add(self.inner, "step_wait", self._on_receive)
+        hooks.add(self.inner, "reset", self._on_reset)
+        hooks.add(self.inner, "env_method", self._on_env_method)
+        if self.outer is not self.inner:
+            hooks.add(self.outer, "step_wait", self._on_handed)
+            hooks.add(self.outer, "reset", self._on_handed_reset)
+        if isinstance(self.inner, DummyVecEnv):
+            self._watch_envs(self.inner.envs, hooks)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was recorded."""
+        return self._begun
+
+    def fits(self, model: Any) -> bool:
+        """Whether a model's env can go on in this ledger."""
+        inner = innermost(model.env)
+        return (
+            inner.num_envs == self.n
+            and SpaceDigest(inner.observation_space).description == self._given.description
+            and SpaceDigest(inner.action_space).description == self._actions.description
+            and SpaceDigest(model.observation_space).description == self.handed.description
+        )
+
+    def goes_on(self, model: Any) -> bool:
+        """Whether a model is where the last ``learn()`` has left it: its env was not reset since."""
+        return innermost(model.env) is self.inner and model._last_obs is self._last_known
+
+    def _watch_envs(self, envs: Sequence[gymnasium.Env[Any, Any]], hooks: Hooks) -> None:
+        """Also see who calls a single environment past the VecEnv, at its outermost wrapper or at one inside it."""
+        for index, env in enumerate(envs):
+            layer: Any = env
+            while layer is not None:
+                hooks.add(layer, "reset", self._single(index, "reset"))
+                if layer is env or not isinstance(layer, gymnasium.Wrapper):
+                    hooks.add(layer, "step", self._single(index, "step"))
+                layer = layer.env if isinstance(layer, gymnasium.Wrapper) else None
+
+    def _begin(self, model: Any, reset: bool) -> None:
+        """The reset with which ``learn()`` began, which nobody could see: its observation as far as it can be told now."""
+        if not reset:  # in the middle of an episode
+            self._out[:] = digests(self.handed, self._stored_form(model._last_obs))
+            self._begun, self._new_obs, self._fresh = True, model._last_obs, np.array(model._last_episode_starts, bool)
+            return
+        self._row_of_resets(True, self._reset_observation(model), LEARN)
+        self._out[:] = self.recorder.columns["h_out"][self._reset_row] = digests(self.handed, self._stored_form(model._last_obs))
+        self._new_obs, self._first, self._fresh = model._last_obs, True, np.ones(self.n, bool)
+
+    def _stored_form(self, obs: Any) -> Any:
+        return obs if self._raw is None else self._raw.old_obs
+
+    def _reset_observation(self, model: Any) -> Digests:
+        if isinstance(self.inner, DummyVecEnv):
+            return digests(self._given, self.inner._obs_from_buf())
+        env, obs = self.outer, model._last_obs
+        while isinstance(env, VecEnvWrapper):
+            if isinstance(env, VecNormalize):
+                obs = env.old_obs
+            elif isinstance(env, VecTransposeImage) and isinstance(obs, np.ndarray) and not env.skip:
+                obs = np.moveaxis(obs, 1, -1)
+            elif isinstance(env, VecFrameStack) and isinstance(obs, np.ndarray):
+                stacked = env.stacked_obs
+                newest = slice(-(obs.shape[stacked.stack_dimension] // stacked.n_stack), None)
+                obs = obs[:, newest] if stacked.channels_first else obs[..., newest]
+            elif not isinstance(env, _TRANSPARENT):
+                return np.full(self.n, UNSEEN, np.uint64)
+            env = env.venv
+        return digests(self._given, obs)
+
+    # What the trainer, or somebody else, sends and gets.
+
+    def _on_send(self, original: Callable[..., Any], actions: Any) -> Any:
+        if self.recorder.recording:
+            try:
+                self._sent = digests(self._actions, actions), np.array(actions)
+                self._stranger = self._callers.stranger()
+                if self._stranger is None:
+                    self._trainer_goes_on()
+            except Exception as error:
+                self._fail(error)
+        return self._guarded(original, actions)
+
+    def _guarded(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the VecEnv, or an environment, whose calls of environments are then no stray ones."""
+        self._inside, before = True, self._inside
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._inside = before
+
+    def _trainer_goes_on(self) -> None:
+        if self.pending is not None:  # it was not stored, and won't be
+            self.pending, self.recorder.held = None, False
+        self._before, self.stray = self.stray, None
+        if self._before is not None:
+            self._before.after = self.episode.copy(), self.step.copy()
+            self._before.calls = self._before.calls._replace(handed_over=self._model._last_obs is not self._new_obs)
+            self._strays[-1] = list(self._before.calls)
+        self.calls += 1
+
+    def _on_receive(self, original: Callable[..., Any]) -> Any:
+        result = self._guarded(original)
+        if self.recorder.recording and self._sent is not None:
+            try:
+                self._record_step(result)
+                if self.outer is self.inner:
+                    self._hand_over(result)
+            except Exception as error:
+                self._fail(error)
+        return result
+
+    def _on_handed(self, original: Callable[..., Any]) -> Any:
+        result = original()
+        if self.recorder.recording and self._row >= 0:
+            try:
+                self._hand_over(result)
+            except Exception as error:
+                self._fail(error)
+        return result
+
+    def _record_step(self, result: Any) -> None:
+        observations, rewards, dones, infos = result
+        assert self._sent is not None
+        h_obs = digests(self._given, observations)
+        self.recorder.reserve(2)
+        row, columns = self.recorder.add(), self.recorder.columns
+        by = self._by(steps=1)
+        dones = np.asarray(dones, bool)
+        ended = np.flatnonzero(dones)
+        timeout = np.zeros(self.n, bool)
+        h_final = h_obs
+        if len(ended):
+            h_final = h_obs.copy()
+            for env in ended.tolist():
+                timeout[env] = bool(infos[env].get("TimeLimit.truncated", False))
+                final = infos[env].get("terminal_observation")
+                h_final[env] = 0 if final is None else int.from_bytes(self._given.one(final), "big")
+        columns["kind"][row] = STEP
+        columns["terminated"][row], columns["truncated"][row] = dones & ~timeout, timeout
+        columns["h_obs"][row], columns["h_act"][row] = h_final, self._sent[0]
+        columns["h_rew"][row] = reward_bits(np.asarray(rewards, np.float64), "<f4")
+        columns["h_out"][row], columns["r_out"][row], columns["by"][row] = UNSEEN, 0, by
+        self._t += 1
+        self.step += 1
+        self._row, self._reset_row = row, -1
+        self._at = self._t.copy(), self._out.copy(), self._fresh
+        self._seen = observations, h_obs, dones, timeout
+        self._fresh = dones
+        self._out[:] = UNSEEN
+        if len(ended):
+            self._row_of_resets(dones, h_obs, by)
+
+    def _row_of_resets(self, present: Any, h_obs: Any, by: int) -> None:
+        """Record a reset of some or all environments."""
+        self.recorder.reserve(1)
+        row, columns = self.recorder.add(present), self.recorder.columns
+        columns["kind"][row] = RESET
+        columns["terminated"][row] = columns["truncated"][row] = False
+        columns["h_obs"][row], columns["h_act"][row], columns["h_rew"][row] = h_obs, 0, 0
+        columns["h_out"][row], columns["r_out"][row], columns["by"][row] = UNSEEN, 0, by
+        self._reset_row = row
+        here = self.recorder.present[row]
+        self._t[here] += 1
+        if not self._begun:
+            self._begun = True
+        else:
+            self.episode = self.episode + here
+        self.step = np.where(here, 0, self.step)
+
+    def _hand_over(self, result: Any) -> None:
+        """What the outermost VecEnv gives for the step that was recorded last."""
+        observations, rewards, _, infos = result
+        seen, h_obs, dones, timeout = self._seen
+        raw, columns = self._stored_form(observations), self.recorder.columns
+        self._out[:] = h_obs if raw is seen and self._same_space else digests(self.handed, raw)
+        reward = np.asarray(rewards if self._raw is None else self._raw.old_reward, np.float64)
+        row, self._row = self._row, -1
+        h_next = self._out
+        if self._reset_row >= 0:
+            columns["h_out"][self._reset_row] = self._out
+            h_next = self._out.copy()
+            for env in np.flatnonzero(dones).tolist():
+                final = infos[env].get("terminal_observation")
+                h_next[env] = 0 if final is None else int.from_bytes(self.handed.one(final), "big")
+        columns["h_out"][row] = h_next
+        columns["r_out"][row] = reward_bits(reward, "<f4")
+        if self._stranger is None:
+            assert self._sent is not None
+            t, obs, start = self._at
+            self.pending = HandedStep(
+                t, obs, start, *self._sent, reward.astype(np.float32), h_next.copy(), dones, timeout, infos, self._first, self._before
+            )
+            self._pending_row, self.recorder.held, self._new_obs, self._first = row, True, observations, False
+
+    def _on_reset(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        observations = self._guarded(original, *args, **kwargs)
+        if self.recorder.recording:
+            try:
+                self._stranger = self._callers.stranger()
+                by = self._by(resets=1) if self._stranger else LEARN
+                self._row_of_resets(True, digests(self._given, observations), by)
+                self._fresh = np.ones(self.n, bool)
+                self._out[:] = UNSEEN
+                if self.outer is self.inner:
+                    self._hand_over_reset(observations)
+            except Exception as error:
+                self._fail(error)
+        return observations
+
+    def _on_handed_reset(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        observations = original(*args, **kwargs)
+        if self.recorder.recording:
+            try:
+                self._hand_over_reset(observations)
+            except Exception as error:
+                self._fail(error)
+        return observations
+
+    def _hand_over_reset(self, observations: Any) -> None:
+        self._out[:] = self.recorder.columns["h_out"][self._reset_row] = digests(self.handed, self._stored_form(observations))
+
+    # Calls of single environments.
+
+    def _on_env_method(self, original: Callable[..., Any], *args: Any, indices: Any = None, **kwargs: Any) -> Any:
+        results = self._guarded(original, *args, indices=indices, **kwargs)
+        name, *args = args or (kwargs.get("method_name"),)
+        if name in ("reset", "step") and self.recorder.recording and not self._inside:
+            try:
+                envs = self.inner._get_indices(indices)
+                for env, result in zip(envs, results):
+                    self._record_single(env, name, args[0] if args else None, result, first=env == next(iter(envs)))
+            except Exception as error:
+                self._fail(error)
+        return results
+
+    def _single(self, env: int, name: str) -> Callable[..., Any]:
+        def handler(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self._inside or not self.recorder.recording:
+                return original(*args, **kwargs)
+            result = self._guarded(original, *args, **kwargs)
+            try:
+                self._record_single(env, name, args[0] if args else kwargs.get("action"), result)
+            except Exception as error:
+                self._fail(error)
+            return result
+
+        return handler
+
+    def _record_single(self, env: int, name: str, action: Any, result: Any, first: bool = True) -> None:
+        """Record what a single environment gave past its VecEnv."""
+        self._stranger = self._callers.stranger() or Caller("the trainer", "its own code")
+        here = np.zeros(self.n, bool)
+        here[env] = True
+        h_obs = int.from_bytes(self._given.one(result[0]), "big")
+        by = self._by(resets=first and name == "reset", steps=first and name == "step", envs=here)
+        if name == "reset":
+            self._row_of_resets(here, h_obs, by)
+        else:
+            self.recorder.reserve(1)
+            row, columns = self.recorder.add(here), self.recorder.columns
+            columns["kind"][row] = STEP
+            columns["terminated"][row], columns["truncated"][row] = bool(result[2]), bool(result[3]) and not result[2]
+            columns["h_obs"][row], columns["h_act"][row] = h_obs, int.from_bytes(self._actions.one(action), "big")
+            columns["h_rew"][row] = reward_bits(np.asarray([result[1]], np.float64), "<f4")
+            columns["h_out"][row], columns["r_out"][row], columns["by"][row] = UNSEEN, 0, by
+            self._t[env] += 1
+            self.step = self.step + here
+        self._out[env] = UNSEEN
+        self._fresh = np.where(here, name == "reset", self._fresh)
+
+    def _by(self, resets: int = 0, steps: int = 0, envs: Any = True) -> int:
+        """Who made the event that is being recorded, as the column ``by`` says it."""
+        if self._stranger is None:
+            return 0
+        if self.stray is None:
+            place = self.episode.copy(), self.step.copy()
+            self._strays.append([])
+            self.stray = StrayCalls(Stray(self.calls, 0, 0, *self._stranger), len(self._strays), np.zeros(self.n, bool), place, place)
+        stray = self.stray
+        stray.calls = stray.calls._replace(resets=stray.calls.resets + resets, steps=stray.calls.steps + steps)
+        stray.envs |= envs
+        self._strays[-1] = list(stray.calls)
+        return stray.number
+
+    def stored(self) -> None:
+        """The pending step was stored."""
+        self.pending, self.recorder.held = None, False
+
+    def stopped(self) -> None:
+        """A rollout has ended, or learning was stopped before the pending step was stored."""
+        self._last_known = self._model._last_obs
+        if self.pending is not None:
+            self.recorder.columns["by"][self._pending_row] = UNSTORED
+            if self._reset_row > self._pending_row:
+                self.recorder.columns["by"][self._reset_row] = UNSTORED
+        self.pending, self.recorder.held = None, False
