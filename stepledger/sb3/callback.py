@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -110,6 +111,7 @@ class LedgerCallback(BaseCallback):
             self._say("this LedgerCallback recorded another model, and this one is not recorded: make a LedgerCallback, with a path of its own, for each.")
             return
         self._refuse_second_tap(model.env)
+        self._take_directory()
         watch, rows = self._watch, self._rows
         if watch is None or rows is None:
             options: dict[str, Any] = {"digest": self._digest, "on_error": self._on_error}
@@ -140,6 +142,15 @@ class LedgerCallback(BaseCallback):
         for other in _family(top):
             if other is not self:
                 self._hooks.add(other, "init_callback", self._guard)
+
+    def _take_directory(self) -> None:
+        """Have the callback that wrote there before close its ledgers, which are then set aside."""
+        other = _open.get(self._directory)
+        if other is not None and other is not self:
+            if other._hooks:
+                raise LedgerError(f"another LedgerCallback is recording into {self._directory}: give each a directory of its own.")
+            other.close()
+        _open[self._directory] = self
 
     def _is_another(self, model: Any) -> bool:
         """Whether this is not the model of the ledgers, nor that model loaded again, which has made updates before."""
@@ -360,6 +371,10 @@ class LedgerCallback(BaseCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a LedgerCallback belongs to one run and can't be pickled or copied: make another one.")
+
+
+#: Who has ledgers open in a directory.
+_open: weakref.WeakValueDictionary[Path, LedgerCallback] = weakref.WeakValueDictionary()
 
 
 def _family(callback: Any) -> Iterator[Any]:
