@@ -8,7 +8,7 @@ import numpy as np
 
 from .format import StreamKey
 from .sampled import Ints, Sampled
-from .strays import Stray, joins
+from .strays import Stray, joins, overwritten
 
 __all__ = ["Crossings"]
 
@@ -25,28 +25,30 @@ class Crossings:
         self._strays: dict[int, Stray] = {}
         self._rows: dict[int, int] = {}
         self._first: dict[int, str] = {}
+        self._shown: set[tuple[int, StreamKey]] = set()
 
     def cut(self, sampled: Sampled, row: int, place: Place) -> tuple[str, ...]:
-        """Why a transition differs, if a stray call came before it."""
-        number = int(sampled.columns["stray"][row])
-        if not number:
+        """Why a transition differs, if a stray call came before it, or behind it and before it was stored."""
+        number, later = int(sampled.columns["stray"][row]), int(sampled.columns["stray_after"][row])
+        if not number and not later:
             return ()
+        sentence = joins(place[0].env, sampled.place_before_stray(row), place[1:]) if number else overwritten(place[0].env, place[1:])
+        number = number or later
         self._rows[number] = self._rows.get(number, 0) + 1
-        sentence = joins(place[0].env, sampled.place_before_stray(row), place[1:])
         self._first.setdefault(number, sentence)
+        self._shown.add((number, place[0]))
         return (f"{self._stray(sampled, number)}; {sentence}",)
 
     def uncut(self, sampled: Sampled, at: Ints, different: Ints) -> Iterator[tuple[Place, str]]:
-        """The stray calls that don't show in the transition behind them, and after which the trainer was not told either."""
+        """The stray calls that don't show in the transitions around them, and after which the trainer was not told either."""
         rest = np.ones(len(at), bool)
         rest[different] = False
         for row in at[rest & (sampled.columns["stray"][at] > 0)].tolist():
             number = int(sampled.columns["stray"][row])
-            stray = self._stray(sampled, number)
-            if stray.handed_over:
+            stray, (key, episode, step) = self._stray(sampled, number), sampled.place(row)
+            if stray.handed_over or (number, key) in self._shown:
                 continue
             self._rows.setdefault(number, 0)
-            key, episode, step = sampled.place(row)
             yield (key, episode, step - 1), f"{stray}, and nobody told the trainer"
 
     def _stray(self, sampled: Sampled, number: int) -> Stray:

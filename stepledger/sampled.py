@@ -45,6 +45,14 @@ def _with_identity(stream: Stream) -> Columns:
     return data
 
 
+def _stray_after(kind: npt.NDArray[np.uint8], by: Ints, at: Ints) -> Ints:
+    """The number of the stray call that came behind each step, behind the reset that belongs to it, or 0."""
+    last = len(kind) - 1
+    after = np.minimum(at + 1, last)
+    after = np.where((kind[after] == RESET) & (by[after] == 0), np.minimum(after + 1, last), after)
+    return np.where(after > at, np.maximum(by[after], 0), 0)
+
+
 class Window:
     """The events of a sampler's stream that may still be learned from.
 
@@ -97,6 +105,16 @@ class _Index:
         at = np.minimum(np.searchsorted(self._sorted, keys) + rank, len(self._sorted) - 1)
         return np.where(self._sorted[at] == keys, self._order[at], -1)
 
+    def spread(self, keys: npt.NDArray[np.uint64]) -> Ints:
+        """For each key its row, or -1; equal keys get the rows of that key in turn, as far as there are."""
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+        turn = np.empty(len(keys), np.int64)
+        turn[order] = np.arange(len(keys)) - np.searchsorted(ordered, ordered)
+        first, end = np.searchsorted(self._sorted, keys), np.searchsorted(self._sorted, keys, side="right")
+        at = np.minimum(first + turn, end - 1)
+        return np.where(end > first, self._order[at] if len(self._order) else -1, -1)
+
 
 class Sampled:
     """The transitions in the windows: each step of a stream with the observation before it, in the order of the streams.
@@ -136,6 +154,7 @@ class Sampled:
             "obs_known": follows,
             EPISODE_START: data["kind"][before] == RESET,
             "stray": np.where(follows, np.maximum(by[before], 0), 0),
+            "stray_after": _stray_after(data["kind"], by, at),
             "action": data["h_act"][at],
             "reward": reward[at],
             "next_obs": obs[at],
@@ -158,18 +177,21 @@ class Sampled:
         # A replay buffer may have put another id in place of the sampler's. Then the transition is found by what it holds: all of it,
         # as it should be over so many steps. Observations may repeat, so that a part of it leads to many steps.
         known = np.flatnonzero(own["obs_known"])
+        timed = ["t"] if (learned["t"] >= 0).any() else []  # a loop of one's own doesn't say
         for n in np.unique(learned["n"][at < 0]):
             rows = np.flatnonzero((at < 0) & (learned["n"] == n))
             expected, found = self.sides(known, {field: column[rows] for field, column in learned.items()}, meta, int(n))
-            own_keys, keys = (mixed(*(side[field] for field in (*FIELDS, "t"))) for side in (expected, found))
-            hits = _Index(own_keys).find(keys)
+            own_keys, keys = (mixed(*(side[field] for field in (*FIELDS, *timed))) for side in (expected, found))
+            hits = _Index(own_keys).find(keys) if timed else _Index(own_keys).spread(keys)
             at[rows[hits >= 0]] = known[hits[hits >= 0]]
         # If one part was changed, the others lead to its step, and the comparison names the part; not where that step may be lost with an
         # open end.
         whole = [("obs", "action", "t"), ("obs", "action")]
         parts = [] if any(self._open_streams) else [("action", "next_obs", "t"), ("obs", "next_obs")]
+        joint = self.joints(learned)[0] >= 0
         for fields in whole + parts:
-            rows = np.flatnonzero((at < 0) & ((learned["n"] == 1) | ("next_obs" not in fields)))
+            fields = tuple(field for field in fields if field != "t" or timed)
+            rows = np.flatnonzero((at < 0) & ~joint & ((learned["n"] == 1) | ("next_obs" not in fields)))
             if not len(rows):
                 continue
             known = np.flatnonzero(own["obs_known"]) if "obs" in fields else np.arange(len(self))
@@ -177,6 +199,21 @@ class Sampled:
             keys = mixed(*(learned[field][rows] for field in fields))
             at[rows] = self._best(index, known, keys, {field: column[rows] for field, column in learned.items()}, meta)
         return at
+
+    def joints(self, learned: Columns) -> tuple[Ints, Ints]:
+        """For each learned transition that goes from the last observation of an episode to the reset of the next: window and event, or -1."""
+        keys, places = [], []
+        for number, window in enumerate(self.windows):
+            resets = np.flatnonzero(window.stream.data["kind"] == RESET)
+            resets = resets[resets > 0]
+            obs = window.stream.data["h_obs"]
+            keys.append(mixed(obs[resets - 1], obs[resets]))
+            places.append(np.stack([np.full(len(resets), number), resets]))
+        at = _Index(np.concatenate(keys)).find(mixed(learned["obs"], learned["next_obs"]))
+        windows, events = np.concatenate(places, axis=1)
+        if not len(events):
+            return np.full(len(at), -1), np.full(len(at), -1)
+        return np.where(at >= 0, windows[at], -1), np.where(at >= 0, events[at], -1)
 
     def _by_identity(self, learned: Columns) -> Ints:
         """For each learned transition the row of its episode and time step, or -1."""

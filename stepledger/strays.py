@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LEARN", "UNSEEN", "UNSTORED", "Stray", "joins"]
+__all__ = ["LEARN", "UNSEEN", "UNSTORED", "Stray", "joins", "overwritten"]
 
 #: In the column ``by`` of a vector ledger: 0, the trainer made this event; from 1 on, the stray call of that number; and these two.
 #: ``LEARN``: the reset with which ``learn()`` began. ``UNSTORED``: the trainer's last step, behind which learning was stopped.
@@ -54,3 +54,8 @@ def _times(number: int) -> str:
 def joins(env: int, before: tuple[int, int], after: tuple[int, int]) -> str:
     """What a transition joins that was cut: places are episode and step."""
     return f"the next transition of env {env} joins episode {before[0]} step {before[1]} to episode {after[0]} step {after[1]}"
+
+
+def overwritten(env: int, place: tuple[int, int]) -> str:
+    """What a call behind a step and before its transition was stored has done to it: a place is episode and step."""
+    return f"the transition of env {env} to episode {place[0]} step {place[1]} was stored with what that call gave"

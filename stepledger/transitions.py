@@ -238,7 +238,14 @@ class _Differences:
 
     def never_sampled(self, rows: Ints, learned: Columns, sampled: Sampled) -> None:
         """Transitions that the learner got and no sampler gave."""
-        for row in rows.tolist():
+        joints = sampled.joints({field: learned[field][rows] for field in ("obs", "next_obs")})
+        for row, window, event in zip(rows.tolist(), *(part.tolist() for part in joints)):
+            if window >= 0:
+                stream = sampled.windows[window].stream
+                episode = int(stream.columns["episode"][event])
+                what = f"it joins the end of episode {episode - 1} to the reset of episode {episode}, which is no step of the environment"
+                self.keep((stream.key, episode, 0), ("event",), "extra", second={"event": what})
+                continue
             place = sampled.place_in_episode(int(learned["h_id"][row]), int(learned["t"][row]))
             self.keep(place, ("event",), "extra", second={"event": "it was never sampled"})
 

@@ -22,6 +22,7 @@ PUBLIC = [
     "Difference",
     "FieldResult",
     "Hop",
+    "LearnerLedger",
     "Ledger",
     "LedgerEnv",
     "LedgerError",

@@ -17,12 +17,12 @@ from ..digest import DIGESTS
 from ..errors import LedgerError
 from ..recording import OnError, check_on_error, warn
 from ..result import Comparison
-from ..strays import joins
+from ..strays import joins, overwritten
 from .callers import Callers
 from .hooks import Hooks, unhooked
 from .stored import StoredRows, buffer_of
 from .vecenv import LedgerVecEnv
-from .watch import HandedStep, StrayCalls, VectorWatch, innermost
+from .watch import HandedStep, VectorWatch
 
 __all__ = ["LedgerCallback"]
 
@@ -329,27 +329,35 @@ class LedgerCallback(BaseCallback):
         if not found and stray is None:
             return
         wrong = np.logical_or.reduce([mask for _, mask in found]) if found else np.zeros(len(step.t), bool)
-        lonely = stray is not None and not stray.calls.handed_over and bool((stray.envs & ~wrong).any())
-        count = int(wrong.sum()) + (int((stray.envs & ~wrong).sum()) if stray is not None and lonely else 0)
+        count = int(wrong.sum())
+        if stray is not None and not stray.calls.handed_over:
+            count += int((stray.envs & ~stray.shown & ~wrong).sum())
+        for one in (stray, self._watch.stray if self._watch is not None else None):
+            if one is not None:
+                one.shown |= wrong
         self.differences += count
         if count and self._on_difference_once():
-            self._tell(self._sentence(step, stray, wrong, [name for name, _ in found]))
+            self._tell(self._sentence(step, wrong, [name for name, _ in found]))
 
     def _on_difference_once(self) -> bool:
         first = "difference" not in self._told
         self._told.add("difference")
         return first
 
-    def _sentence(self, step: HandedStep, stray: StrayCalls | None, wrong: Any, fields: list[str]) -> str:
-        rows = int(wrong.sum())
-        env = int(np.argmax(wrong if rows else stray.envs if stray is not None else wrong))
+    def _sentence(self, step: HandedStep, wrong: Any, fields: list[str]) -> str:
         assert self._watch is not None
+        rows, stray = int(wrong.sum()), step.stray or self._watch.stray
         if stray is None:
+            env = int(np.argmax(wrong))
             what = f"{', '.join(fields)} differ{'s' if len(fields) == 1 else ''} from what the trainer was given"
-            return f"call {self._watch.calls:,}: {what} in the transitions stored of {rows:,} envs, env {env} first"
+            return f"call {self._watch.calls:,}: {what}, in the transitions of {rows:,} envs (env {env} first)"
+        env = int(np.argmax(wrong if rows else stray.envs))
         before = int(stray.before[0][env]), int(stray.before[1][env])
-        after = int(stray.after[0][env]), int(stray.after[1][env]) + 1
-        return f"{stray.calls}; {joins(env, before, after)}; {rows:,} stored transitions cross {stray.calls.cut}"
+        if step.stray is None:
+            what = overwritten(env, before)
+        else:
+            what = joins(env, before, (int(stray.after[0][env]), int(stray.after[1][env]) + 1))
+        return f"{stray.calls}; {what}; {rows:,} stored transitions cross {stray.calls.cut}"
 
     def _tell(self, text: str) -> None:
         if self._on_difference == "log":

@@ -56,6 +56,7 @@ class StrayCalls:
         envs: ``(n,)`` bool: whose environments they reached.
         before: Episodes and steps, ``(n,)`` each, of the last event before them.
         after: Likewise, of the last of them.
+        shown: ``(n,)`` bool: whose transitions differ for it.
     """
 
     calls: Stray
@@ -63,6 +64,7 @@ class StrayCalls:
     envs: npt.NDArray[np.bool_]
     before: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     after: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    shown: npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -452,7 +454,7 @@ class VectorWatch:
         if self.stray is None:
             place = self.episode.copy(), self.step.copy()
             self._strays.append([])
-            self.stray = StrayCalls(Stray(self.calls, 0, 0, *self._stranger), len(self._strays), np.zeros(self.n, bool), place, place)
+            self.stray = StrayCalls(Stray(self.calls, 0, 0, *self._stranger), len(self._strays), np.zeros(self.n, bool), place, place, np.zeros(self.n, bool))
         stray = self.stray
         stray.calls = stray.calls._replace(resets=stray.calls.resets + resets, steps=stray.calls.steps + steps)
         stray.envs |= envs
