@@ -324,11 +324,10 @@ class LedgerCallback(BaseCallback):
 
     def _judge(self, step: HandedStep, differs: dict[str, Any]) -> None:
         """Count the differences of a row, and say what the first is."""
-        found = [(name, mask) for name, mask in differs.items() if mask.any()]
         stray = step.stray
-        if not found and stray is None:
+        if not differs and stray is None:
             return
-        wrong = np.logical_or.reduce([mask for _, mask in found]) if found else np.zeros(len(step.t), bool)
+        wrong = np.logical_or.reduce(list(differs.values())) if differs else np.zeros(len(step.t), bool)
         count = int(wrong.sum())
         if stray is not None and not stray.calls.handed_over:
             count += int((stray.envs & ~stray.shown & ~wrong).sum())
@@ -337,7 +336,7 @@ class LedgerCallback(BaseCallback):
                 one.shown |= wrong
         self.differences += count
         if count and self._on_difference_once():
-            self._tell(self._sentence(step, wrong, [name for name, _ in found]))
+            self._tell(self._sentence(step, wrong, list(differs)))
 
     def _on_difference_once(self) -> bool:
         first = "difference" not in self._told

@@ -42,15 +42,18 @@ class Callers:
     """
 
     def __init__(self, model: Any) -> None:
-        self._callback = {unhooked(vars(cls)[name]).__code__ for cls in BaseCallback.__mro__ for name in _CALLBACK_METHODS if name in vars(cls)}
+        # By their ids: a code object's hash looks at all of it, each time.
+        callback = {unhooked(vars(cls)[name]).__code__ for cls in BaseCallback.__mro__ for name in _CALLBACK_METHODS if name in vars(cls)}
         functions = [unhooked(vars(cls)[name]) for cls in type(model).__mro__ for name in _TRAINER_METHODS if name in vars(cls)]
-        self._trainer: set[CodeType] = {function.__code__ for function in functions if hasattr(function, "__code__")}
+        trainer: set[CodeType] = {function.__code__ for function in functions if hasattr(function, "__code__")}
+        self._alive = callback, trainer
+        self._callback, self._trainer = set(map(id, callback)), set(map(id, trainer))
 
     def stranger(self) -> Caller | None:
         """Who makes the call that is under way; `None` if it is the trainer."""
         start = frame = sys._getframe(2)
         while frame is not None:
-            code = frame.f_code
+            code = id(frame.f_code)
             if code in self._callback:
                 return Caller("a callback", _place(start, frame))
             if code in self._trainer:

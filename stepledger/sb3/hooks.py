@@ -11,10 +11,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Hooks", "unhooked"]
+__all__ = ["Gate", "Hooks", "unhooked"]
 
 #: ``handler(original, *args, **kwargs)``: called in place of a method, which it calls.
 Handler = Callable[..., Any]
+
+
+class Gate:
+    """While it is closed, calls go past the handlers behind it: for methods that are called often, and seldom of interest."""
+
+    closed = False
 
 
 class _Hooked:
@@ -23,17 +29,22 @@ class _Hooked:
     def __init__(self, cls: type, name: str) -> None:
         self.original: Callable[..., Any] = getattr(cls, name)
         self.handlers: dict[int, tuple[Handler, ...]] = {}
+        self.gates: dict[int, Gate] = {}
         self._cls, self._name, self._own = cls, name, name in vars(cls)
-        original, handlers = self.original, self.handlers
+        original, handlers, gates = self.original, self.handlers, self.gates
 
         @functools.wraps(original)
         def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            gate = gates.get(id(self))
+            if gate is not None and gate.closed:
+                return original(self, *args, **kwargs)
             found = handlers.get(id(self))
             if found is None:
                 return original(self, *args, **kwargs)
             call = functools.partial(original, self)
-            for handler in found[:-1]:
-                call = functools.partial(handler, call)
+            if len(found) > 1:
+                for handler in found[:-1]:
+                    call = functools.partial(handler, call)
             return found[-1](call, *args, **kwargs)
 
         setattr(cls, name, dispatch)  # what can't be patched, such as a class of a C extension, says so here
@@ -58,13 +69,14 @@ class Hooks:
     def __bool__(self) -> bool:
         return bool(self._mine)
 
-    def add(self, target: Any, name: str, handler: Handler) -> None:
+    def add(self, target: Any, name: str, handler: Handler, gate: Gate | None = None) -> None:
         """Have a handler called in place of a method of an object.
 
         Args:
             target: The object; it is kept alive until `undo`.
             name: Of the method.
             handler: ``handler(original, *args, **kwargs)``.
+            gate: Whether it is called, where it is the only one; among several it is called in any case.
 
         Raises:
             TypeError: The class of the object can't be patched.
@@ -75,6 +87,10 @@ class Hooks:
             if hooked is None:
                 hooked = _hooked[key] = _Hooked(*key)
             hooked.handlers[id(target)] = (*hooked.handlers.get(id(target), ()), handler)
+            if gate is not None and len(hooked.handlers[id(target)]) == 1:
+                hooked.gates[id(target)] = gate
+            else:  # several observers have several gates, and look themselves
+                hooked.gates.pop(id(target), None)
         self._mine.append((key, target, handler))
 
     def undo(self) -> None:
@@ -88,6 +104,7 @@ class Hooks:
                     hooked.handlers[id(target)] = left
                 else:
                     del hooked.handlers[id(target)]
+                    hooked.gates.pop(id(target), None)
                 if not hooked.handlers:
                     del _hooked[key]
                     hooked.undo()

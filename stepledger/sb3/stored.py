@@ -19,9 +19,9 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from ..digest import SpaceDigest
 from ..format import TRANSITION, StreamKey
-from ..recorder import describe, reward_bits
+from ..recorder import describe
 from ..recording import OnError
-from .stage import RowStage, digests
+from .stage import RowStage, bits_of, bytes_of, digests
 from .watch import Digests, HandedStep
 
 __all__ = ["StoredRows", "buffer_of"]
@@ -73,6 +73,7 @@ class StoredRows:
             taps=["vector", "learner"],
         )
         self.recorder = RowStage(path, meta, on_error=on_error)
+        self._template = self.recorder.template(kind=TRANSITION, h_id=np.arange(1, model.n_envs + 1), start=-1)
 
     def attach(self, model: Any) -> None:
         """Go on with a model, and with its buffer of now."""
@@ -110,16 +111,17 @@ class StoredRows:
     def _squashes(model: Any) -> bool:
         return bool(model.policy.squash_output) and not hasattr(model, "_last_lstm_states")  # RecurrentPPO clips in any case
 
-    def position(self) -> tuple[int, npt.NDArray[np.int64]]:
-        """Where the next row goes, and which rows end there; to be asked before it is added."""
-        starts = np.zeros(self.buffer.n_envs, np.int64)
-        if isinstance(self.buffer, HerReplayBuffer):
-            starts = self.buffer._current_ep_start == self.buffer.pos
+    def position(self) -> tuple[int, npt.NDArray[np.bool_] | None]:
+        """Where the next row goes, and whether it begins an episode, if the buffer knows; to be asked before it is added."""
+        buffer = self.buffer
+        starts = None
+        if isinstance(buffer, HerReplayBuffer):
+            starts = buffer._current_ep_start == buffer.pos
         elif self._joins:
-            starts = (self.buffer.dones[self.buffer.pos - 1] != 0) | (self.buffer.timeouts[self.buffer.pos - 1] != 0)
-        return int(self.buffer.pos), starts.astype(np.int64)
+            starts = (buffer.dones[buffer.pos - 1] != 0) | (buffer.timeouts[buffer.pos - 1] != 0)
+        return int(buffer.pos), starts
 
-    def record(self, at: tuple[int, npt.NDArray[np.int64]], step: HandedStep, locals_: dict[str, Any]) -> dict[str, Flags]:
+    def record(self, at: tuple[int, npt.NDArray[np.bool_] | None], step: HandedStep, locals_: dict[str, Any]) -> dict[str, Flags]:
         """Record the row that was added last.
 
         Args:
@@ -128,40 +130,45 @@ class StoredRows:
             locals_: The trainer's local variables, as callbacks get them.
 
         Returns:
-            For each field, in which environments it differs; fields that are not compared are left out.
+            For each field that differs, in which environments.
         """
         buffer, (pos, start) = self.buffer, at
         n = len(step.t)
-        h_obs = digests(self._observations, _row(buffer.observations, pos))
+        h_obs = self._digests(_row(buffer.observations, pos), step.raw_obs, step.obs)
         h_act = self._taken_back(buffer.actions[pos], step)
-        reward, expected = buffer.rewards[pos].reshape(n), reward_bits(step.reward.astype(np.float64), "<f4")
-        bits = np.where(self._rewards_agree(reward, step, locals_), expected, reward_bits(reward.astype(np.float64), "<f4"))
-        differs = {"obs": h_obs != step.obs, "action": h_act != step.h_act, "reward": bits != expected}
-        terminated = truncated = np.zeros(n, bool)
+        h_rew = self._without_bootstrap(buffer.rewards[pos].reshape(n), step, locals_)
+        pairs = [("obs", h_obs, step.obs), ("action", h_act, step.h_act), ("reward", h_rew, step.h_rew)]
+        h_next = terminated = truncated = None
         if self._on_policy:
-            h_next = np.zeros(n, np.uint64)
-            start = buffer.episode_starts[pos].reshape(n).astype(np.int64)
+            start = buffer.episode_starts[pos].reshape(n) != 0
         else:
             h_next = self._next_obs(pos, step)
-            done = buffer.dones[pos].reshape(n) != 0
-            truncated = done & (buffer.timeouts[pos].reshape(n) != 0) if self._has_timeouts else truncated
-            terminated = done & ~truncated
-            differs["next_obs"] = h_next != step.next_obs
-            if self._has_timeouts:
-                differs["terminated"], differs["truncated"] = terminated != (step.done & ~step.timeout), truncated != step.timeout
+            pairs.append(("next_obs", h_next, step.next_obs))
+            terminated = truncated = buffer.dones[pos].reshape(n) != 0
+            if not step.ended and not terminated.any():
+                pass
+            elif self._has_timeouts:
+                truncated = terminated & (buffer.timeouts[pos].reshape(n) != 0)
+                terminated = terminated & ~truncated
+                pairs += [("terminated", terminated, step.done & ~step.timeout), ("truncated", truncated, step.timeout)]
             else:
-                differs["terminated"] = done != step.done
-        if not self._on_policy and (not self._joins or step.first):
-            start = np.full(n, -1)
-        else:
-            differs["episode_start"] = (start != 0) != step.start
+                pairs.append(("terminated", terminated, step.done))
+            if step.first:  # nobody promised that what was stored by an earlier learn() ends
+                start = None
+        if start is not None:
+            pairs.append(("episode_start", start, step.start))
         self.recorder.reserve(1)
-        row, columns = self.recorder.add(), self.recorder.columns
-        columns["kind"][row] = TRANSITION
-        columns["h_obs"][row], columns["h_act"][row], columns["h_rew"][row], columns["h_next"][row] = h_obs, h_act, bits, h_next
-        columns["terminated"][row], columns["truncated"][row] = terminated, truncated
-        columns["h_id"][row], columns["t"][row], columns["start"][row] = np.arange(1, n + 1), step.t, start
-        return differs
+        row, columns = self.recorder.add(self._template), self.recorder.columns
+        columns["h_obs"][row], columns["h_act"][row], columns["h_rew"][row], columns["t"][row] = h_obs, h_act, h_rew, step.t
+        if not self._on_policy:
+            columns["h_next"][row], columns["terminated"][row], columns["truncated"][row] = h_next, terminated, truncated
+        if start is not None:
+            columns["start"][row] = start
+        return {field: found != expected for field, found, expected in pairs if found.tobytes() != expected.tobytes()}
+
+    def _digests(self, stored: Any, raw: bytes, handed: Digests) -> Digests:
+        """The digests of stored observations, where they are those of what was handed to the trainer."""
+        return handed if raw and bytes_of(stored, self.model.observation_space) == raw else digests(self._observations, stored)
 
     def _taken_back(self, stored: npt.NDArray[Any], step: HandedStep) -> Digests:
         """The digests of stored actions as they are sent to the env."""
@@ -172,11 +179,15 @@ class StoredRows:
                 sent = self.model.policy.unscale_action(stored)
             else:
                 sent = np.clip(stored, space.low, space.high)
+            if sent.dtype == step.actions.dtype and sent.tobytes() == step.actions.tobytes():
+                return step.h_act
             taken = digests(self._actions, sent)
             if stored.dtype != step.actions.dtype:  # replay buffers store float64 actions as float32
                 close = np.isclose(sent, step.actions, rtol=_TOLERANCE, atol=_TOLERANCE).reshape(len(sent), -1).all(1)
                 taken = np.where(close, step.h_act, taken)
             return taken
+        if stored.dtype == step.actions.dtype and stored.tobytes() == step.actions.tobytes():
+            return step.h_act
         if isinstance(space, spaces.Discrete):
             return digests(self._actions, stored.reshape(-1))
         return digests(self._actions, stored.reshape(-1, *(space.shape or ())))
@@ -187,7 +198,7 @@ class StoredRows:
             stored = _row(buffer.observations, (pos + 1) % buffer.buffer_size)
         else:
             stored = _row(buffer.next_observations, pos)
-        h_next = digests(self._observations, stored)
+        h_next = self._digests(stored, step.raw_next_obs, step.next_obs)
         if self._normalised is None:
             return h_next
         h_next = h_next.copy()
@@ -197,17 +208,19 @@ class StoredRows:
                 h_next[env] = step.next_obs[env]
         return h_next
 
-    def _rewards_agree(self, stored: npt.NDArray[Any], step: HandedStep, locals_: dict[str, Any]) -> Flags:
-        """In which environments the reward is as it should be stored; NaN equals NaN."""
-        equal: Flags = (stored == step.reward) | (np.isnan(stored) & np.isnan(step.reward))
-        if not self._on_policy:
-            return equal
-        for env in np.flatnonzero(step.timeout).tolist():
+    def _without_bootstrap(self, stored: npt.NDArray[Any], step: HandedStep, locals_: dict[str, Any]) -> npt.NDArray[np.uint32]:
+        """The bits of stored rewards; of those that are as they should be stored, the bits of the rewards that were given."""
+        by_time_limit = np.flatnonzero(step.timeout).tolist() if self._on_policy else []
+        if not by_time_limit and stored.tobytes() == step.reward.tobytes():
+            return step.h_rew
+        bits = bits_of(stored).copy()
+        for env in by_time_limit:
             final = step.infos[env].get("terminal_observation")
             if final is not None:
                 expected = step.reward[env] + self.model.gamma * self._value(final, env, locals_)
-                equal[env] = np.isclose(stored[env], expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
-        return equal
+                if np.isclose(stored[env], expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+                    bits[env] = step.h_rew[env]
+        return bits
 
     def _value(self, obs: Any, env: int, locals_: dict[str, Any]) -> float:
         """V of a final observation, as the trainer computes it."""

@@ -24,12 +24,12 @@ from stable_baselines3.common.vec_env import (
 
 from ..digest import SpaceDigest
 from ..format import RESET, STEP, StreamKey
-from ..recorder import describe, reward_bits
+from ..recorder import describe
 from ..recording import OnError
 from ..strays import LEARN, UNSEEN, UNSTORED, Stray
 from .callers import Caller, Callers
-from .hooks import Hooks
-from .stage import RowStage, digests
+from .hooks import Gate, Hooks
+from .stage import RowStage, bits_of, bytes_of, digests
 
 __all__ = ["HandedStep", "VectorWatch", "innermost"]
 
@@ -74,11 +74,15 @@ class HandedStep:
     Attributes:
         t: Position of the event in its stream.
         obs: Digests of the observations it began from, as they were handed to the trainer.
+        raw_obs: Their bytes.
         start: Whether a reset came before it.
         h_act: Digests of the actions, as they were sent.
         actions: The actions as they were sent.
         reward: As it is to be stored, float32.
+        h_rew: Its bits.
         next_obs: Digests; of the final observation where the episode ended.
+        raw_next_obs: Their bytes; empty where they were not put together.
+        ended: Whether any episode ended.
         done: The episode ended.
         timeout: It ended by a time limit, and not by a termination.
         infos: As they were handed over.
@@ -88,11 +92,15 @@ class HandedStep:
 
     t: npt.NDArray[np.int64]
     obs: Digests
+    raw_obs: bytes
     start: npt.NDArray[np.bool_]
     h_act: Digests
     actions: npt.NDArray[Any]
     reward: npt.NDArray[np.float32]
+    h_rew: npt.NDArray[np.uint32]
     next_obs: Digests
+    raw_next_obs: bytes
+    ended: bool
     done: npt.NDArray[np.bool_]
     timeout: npt.NDArray[np.bool_]
     infos: list[dict[str, Any]]
@@ -126,6 +134,7 @@ class VectorWatch:
         self.n = self.inner.num_envs
         self._given = SpaceDigest(self.inner.observation_space, digest)
         self._actions = SpaceDigest(self.inner.action_space, digest)
+        self._space = model.observation_space
         self.handed = SpaceDigest(model.observation_space, digest)
         self._same_space = self._given.description == self.handed.description
         meta = describe(
@@ -142,6 +151,9 @@ class VectorWatch:
             run="",
         )
         self.recorder = RowStage(path, meta, on_error=on_error)
+        self._step_template = self.recorder.template(kind=STEP, h_out=UNSEEN)
+        self._reset_template = self.recorder.template(kind=RESET, h_out=UNSEEN)
+        self._never = np.zeros(self.n, bool)
         self._fail = fail
         self.pending: HandedStep | None = None
         self.stray: StrayCalls | None = None
@@ -150,6 +162,7 @@ class VectorWatch:
         self.calls = 0
         self._t = np.full(self.n, -1)
         self._out = np.full(self.n, UNSEEN, np.uint64)
+        self._raw_out = b""
         self._fresh = np.zeros(self.n, bool)
         self._first = False
         self._new_obs: Any = None
@@ -171,7 +184,7 @@ class VectorWatch:
         self._raw: VecNormalize | None = model._vec_normalize_env if hasattr(model, "replay_buffer") else None
         self._sent: tuple[Digests, npt.NDArray[Any]] | None = None
         self._stranger: Caller | None = None
-        self._inside = False
+        self._gate = Gate()  # closed while the VecEnv is called, which calls its environments
         self._row = self._reset_row = -1
         self._before: StrayCalls | None = None
         if reset or not self._begun:
@@ -210,9 +223,9 @@ class VectorWatch:
         for index, env in enumerate(envs):
             layer: Any = env
             while layer is not None:
-                hooks.add(layer, "reset", self._single(index, "reset"))
-                if layer is env or not isinstance(layer, gymnasium.Wrapper):
-                    hooks.add(layer, "step", self._single(index, "step"))
+                hooks.add(layer, "reset", self._single(index, "reset"), self._gate)
+                if layer is env:  # each layer's step would cost as much again
+                    hooks.add(layer, "step", self._single(index, "step"), self._gate)
                 layer = layer.env if isinstance(layer, gymnasium.Wrapper) else None
 
     def _begin(self, model: Any, reset: bool) -> None:
@@ -261,11 +274,12 @@ class VectorWatch:
 
     def _guarded(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the VecEnv, or an environment, whose calls of environments are then no stray ones."""
-        self._inside, before = True, self._inside
+        gate = self._gate
+        before, gate.closed = gate.closed, True
         try:
             return original(*args, **kwargs)
         finally:
-            self._inside = before
+            gate.closed = before
 
     def _trainer_goes_on(self) -> None:
         if self.pending is not None:  # it was not stored, and won't be
@@ -302,41 +316,41 @@ class VectorWatch:
         assert self._sent is not None
         h_obs = digests(self._given, observations)
         self.recorder.reserve(2)
-        row, columns = self.recorder.add(), self.recorder.columns
+        row, columns = self.recorder.add(self._step_template), self.recorder.columns
         by = self._by(steps=1)
         dones = np.asarray(dones, bool)
-        ended = np.flatnonzero(dones)
-        timeout = np.zeros(self.n, bool)
+        ended = bool(dones.any())
+        timeout = self._never
         h_final = h_obs
-        if len(ended):
-            h_final = h_obs.copy()
-            for env in ended.tolist():
+        if ended:
+            h_final, timeout = h_obs.copy(), np.zeros(self.n, bool)
+            for env in np.flatnonzero(dones).tolist():
                 timeout[env] = bool(infos[env].get("TimeLimit.truncated", False))
                 final = infos[env].get("terminal_observation")
                 h_final[env] = 0 if final is None else int.from_bytes(self._given.one(final), "big")
-        columns["kind"][row] = STEP
-        columns["terminated"][row], columns["truncated"][row] = dones & ~timeout, timeout
+            columns["terminated"][row], columns["truncated"][row] = dones & ~timeout, timeout
         columns["h_obs"][row], columns["h_act"][row] = h_final, self._sent[0]
-        columns["h_rew"][row] = reward_bits(np.asarray(rewards, np.float64), "<f4")
-        columns["h_out"][row], columns["r_out"][row], columns["by"][row] = UNSEEN, 0, by
+        h_rew = bits_of(rewards)
+        columns["h_rew"][row] = h_rew
+        if by:
+            columns["by"][row] = by
         self._t += 1
         self.step += 1
         self._row, self._reset_row = row, -1
-        self._at = self._t.copy(), self._out.copy(), self._fresh
+        self._at = self._t.copy(), self._out.copy(), self._raw_out, self._fresh
+        self._raw_out = b""
         self._seen = observations, h_obs, dones, timeout
+        self._rewards = rewards, h_rew
         self._fresh = dones
         self._out[:] = UNSEEN
-        if len(ended):
+        if ended:
             self._row_of_resets(dones, h_obs, by)
 
     def _row_of_resets(self, present: Any, h_obs: Any, by: int) -> None:
         """Record a reset of some or all environments."""
         self.recorder.reserve(1)
-        row, columns = self.recorder.add(present), self.recorder.columns
-        columns["kind"][row] = RESET
-        columns["terminated"][row] = columns["truncated"][row] = False
-        columns["h_obs"][row], columns["h_act"][row], columns["h_rew"][row] = h_obs, 0, 0
-        columns["h_out"][row], columns["r_out"][row], columns["by"][row] = UNSEEN, 0, by
+        row, columns = self.recorder.add(self._reset_template, present), self.recorder.columns
+        columns["h_obs"][row], columns["by"][row] = h_obs, by
         self._reset_row = row
         here = self.recorder.present[row]
         self._t[here] += 1
@@ -351,8 +365,12 @@ class VectorWatch:
         observations, rewards, _, infos = result
         seen, h_obs, dones, timeout = self._seen
         raw, columns = self._stored_form(observations), self.recorder.columns
+        self._raw_out = raw_next = bytes_of(raw, self._space)
         self._out[:] = h_obs if raw is seen and self._same_space else digests(self.handed, raw)
-        reward = np.asarray(rewards if self._raw is None else self._raw.old_reward, np.float64)
+        rewards = rewards if self._raw is None else self._raw.old_reward
+        given, h_rew = self._rewards
+        if rewards is not given:
+            h_rew = bits_of(rewards)
         row, self._row = self._row, -1
         h_next = self._out
         if self._reset_row >= 0:
@@ -361,15 +379,29 @@ class VectorWatch:
             for env in np.flatnonzero(dones).tolist():
                 final = infos[env].get("terminal_observation")
                 h_next[env] = 0 if final is None else int.from_bytes(self.handed.one(final), "big")
+            raw_next = self._with_finals(raw, dones, infos)
         columns["h_out"][row] = h_next
-        columns["r_out"][row] = reward_bits(reward, "<f4")
+        columns["r_out"][row] = h_rew
         if self._stranger is None:
             assert self._sent is not None
-            t, obs, start = self._at
-            self.pending = HandedStep(
-                t, obs, start, *self._sent, reward.astype(np.float32), h_next.copy(), dones, timeout, infos, self._first, self._before
-            )
+            t, obs, raw_obs, start = self._at
+            reward = np.array(rewards, np.float32)  # a copy: the trainer adds to it
+            begin = t, obs, raw_obs, start, *self._sent
+            end = h_next.copy(), raw_next, self._reset_row >= 0, dones
+            self.pending = HandedStep(*begin, reward, h_rew, *end, timeout, infos, self._first, self._before)
             self._pending_row, self.recorder.held, self._new_obs, self._first = row, True, observations, False
+
+    def _with_finals(self, raw: Any, dones: npt.NDArray[np.bool_], infos: list[dict[str, Any]]) -> bytes:
+        """The bytes of a batch with final observations in the place of reset observations, where that is simple."""
+        if self._raw is not None or isinstance(raw, dict):
+            return b""
+        raw = raw.copy()
+        for env in np.flatnonzero(dones).tolist():
+            final = infos[env].get("terminal_observation")
+            if final is None:
+                return b""
+            raw[env] = final
+        return bytes_of(raw, self._space)
 
     def _on_reset(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         observations = self._guarded(original, *args, **kwargs)
@@ -379,7 +411,7 @@ class VectorWatch:
                 by = self._by(resets=1) if self._stranger else LEARN
                 self._row_of_resets(True, digests(self._given, observations), by)
                 self._fresh = np.ones(self.n, bool)
-                self._out[:] = UNSEEN
+                self._out[:], self._raw_out = UNSEEN, b""
                 if self.outer is self.inner:
                     self._hand_over_reset(observations)
             except Exception as error:
@@ -403,7 +435,7 @@ class VectorWatch:
     def _on_env_method(self, original: Callable[..., Any], *args: Any, indices: Any = None, **kwargs: Any) -> Any:
         results = self._guarded(original, *args, indices=indices, **kwargs)
         name, *args = args or (kwargs.get("method_name"),)
-        if name in ("reset", "step") and self.recorder.recording and not self._inside:
+        if name in ("reset", "step") and self.recorder.recording and not self._gate.closed:
             try:
                 envs = self.inner._get_indices(indices)
                 for env, result in zip(envs, results):
@@ -414,7 +446,7 @@ class VectorWatch:
 
     def _single(self, env: int, name: str) -> Callable[..., Any]:
         def handler(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if self._inside or not self.recorder.recording:
+            if self._gate.closed or not self.recorder.recording:
                 return original(*args, **kwargs)
             result = self._guarded(original, *args, **kwargs)
             try:
@@ -436,15 +468,14 @@ class VectorWatch:
             self._row_of_resets(here, h_obs, by)
         else:
             self.recorder.reserve(1)
-            row, columns = self.recorder.add(here), self.recorder.columns
-            columns["kind"][row] = STEP
+            row, columns = self.recorder.add(self._step_template, here), self.recorder.columns
             columns["terminated"][row], columns["truncated"][row] = bool(result[2]), bool(result[3]) and not result[2]
             columns["h_obs"][row], columns["h_act"][row] = h_obs, int.from_bytes(self._actions.one(action), "big")
-            columns["h_rew"][row] = reward_bits(np.asarray([result[1]], np.float64), "<f4")
-            columns["h_out"][row], columns["r_out"][row], columns["by"][row] = UNSEEN, 0, by
+            columns["h_rew"][row] = bits_of(np.asarray([result[1]], np.float64))
+            columns["by"][row] = by
             self._t[env] += 1
             self.step = self.step + here
-        self._out[env] = UNSEEN
+        self._out[env], self._raw_out = UNSEEN, b""
         self._fresh = np.where(here, name == "reset", self._fresh)
 
     def _by(self, resets: int = 0, steps: int = 0, envs: Any = True) -> int:
