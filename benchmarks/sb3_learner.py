@@ -75,8 +75,8 @@ def main() -> None:
             ratios = sorted(one / other for one, other in pairs)
             total = sum(one for one, _ in pairs) / sum(other for _, other in pairs)
             print(
-                f"{name}, {options.envs} envs, {with_.num_timesteps:,} steps in {len(pairs)} turns: {total:.2f}x in all, median of the turns "
-                f"{statistics.median(ratios):.2f}x ({ratios[0]:.2f}x to {ratios[-1]:.2f}x); the last learn(), with comparing it all: {end:.2f} s"
+                f"{name}, {options.envs} envs, {with_.num_timesteps:,} steps in {len(pairs)} turns: {total:.2f}x in all, the turns "
+                f"{ratios[0]:.2f}x to {ratios[-1]:.2f}x, median {statistics.median(ratios):.2f}x; comparing it all {end:.2f} s"
             )
 
 

@@ -24,10 +24,13 @@ class ReplayBuffer:
     """Single transitions, in a ring."""
 
     def __init__(self, size: int) -> None:
-        self.rows = [np.zeros((size, *shape), dtype) for shape, dtype in [((4,), "f4"), ((), "i8"), ((), "f4"), ((4,), "f4"), ((), "?"), ((), "?")]]
+        self.rows = [
+            np.zeros((size, *shape), dtype) for shape, dtype in [((4,), "f4"), ((), "i8"), ((), "f4"), ((4,), "f4"), ((), "?"), ((), "?")]
+        ]
         self.added = 0
 
     def add(self, *transitions: np.ndarray) -> None:
+        """Put a batch of transitions in."""
         size, n = len(self.rows[0]), len(transitions[0])
         at = (self.added + np.arange(n)) % size
         for column, values in zip(self.rows, transitions):
@@ -35,6 +38,7 @@ class ReplayBuffer:
         self.added += n
 
     def sample(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """Draw a batch, with replacement."""
         at = rng.integers(0, min(self.added, len(self.rows[0])), BATCH)
         return [column[at] for column in self.rows]
 

@@ -50,9 +50,7 @@ def train(envs: gym.vector.VectorEnv, ledger: LearnerLedger, updates: int, fault
         advantage, last = np.zeros((HORIZON, ENVS), np.float32), np.zeros(ENVS, np.float32)
         for t in reversed(range(HORIZON)):
             advantage[t] = last = real[t] * (delta[t] + GAMMA * LAMBDA * ~ended[t] * last)
-        x, a, old, adv, target = (
-            torch.as_tensor(part[real]) for part in (store["obs"], action, logprob, advantage, advantage + value)
-        )
+        x, a, old, adv, target = (torch.as_tensor(part[real]) for part in (store["obs"], action, logprob, advantage, advantage + value))
         for _ in range(EPOCHS):
             for rows in torch.randperm(len(x)).split(128):
                 policy = Categorical(logits=actor(x[rows]))

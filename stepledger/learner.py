@@ -146,7 +146,7 @@ def _vector_ledger(path: Path) -> Meta:
         raise LedgerError(f"{path.parent} holds ledgers of {len(open_)} vector envs: give each training loop a directory of its own.")
     if not found:
         raise LedgerError(
-            f"{path.parent} holds no ledger of a vector env: put LedgerVectorEnv around it, with a path in that directory, and reset it first."
+            f"{path.parent} holds no ledger of a vector env: put LedgerVectorEnv around it, with a path in there, and reset it first."
         )
     return (open_ or [max(found, key=lambda meta: float(meta["created"]))])[0]
 
@@ -159,7 +159,9 @@ def _space(description: dict[str, Any]) -> gymnasium.Space[Any]:
     """
     space = _tree(description["leaves"]) if "leaves" in description else _leaf(description)
     if SpaceDigest(space).description != description:
-        raise LedgerError(f"transitions with a space of the type {description['type']} can't be recorded: use Box, Discrete, or Dicts of them.")
+        raise LedgerError(
+            f"transitions with a space of the type {description['type']} can't be recorded: use Box, Discrete, or Dicts of them."
+        )
     return space
 
 

@@ -201,7 +201,7 @@ class Sampled:
         return at
 
     def joints(self, learned: Columns) -> tuple[Ints, Ints]:
-        """For each learned transition that goes from the last observation of an episode to the reset of the next: window and event, or -1."""
+        """For each learned transition from an episode's last observation to the next one's reset: window and event of that, or -1."""
         keys, places = [], []
         for number, window in enumerate(self.windows):
             resets = np.flatnonzero(window.stream.data["kind"] == RESET)

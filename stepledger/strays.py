@@ -23,7 +23,7 @@ class Stray(NamedTuple):
         steps: Likewise, stepped.
         who: ``"a callback"``, or what else it is.
         place: File and line of the first of them.
-        handed_over: Whether the trainer was given the new observation, so that the cut is only a difference where it shows in what is stored.
+        handed_over: Whether the trainer was given the new observation, so that the cut counts only where it shows in what is stored.
     """
 
     call: int

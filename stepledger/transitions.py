@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .crossings import Crossings
 from .format import Meta, StreamKey
 from .ledger import Ledger, Stream
-from .crossings import Crossings
 from .pairs import check_settings
 from .result import KEPT, Counter, Difference, Hop, Tally
 from .sampled import EPISODE_START, FIELDS, Columns, Ints, Sampled, Window, concatenate
@@ -145,6 +145,8 @@ class TransitionHop:
         self._untold += len(never) if open_end else 0
         if end and open_end and self._untold:
             tally.unknown.append(f"whether {self._untold:,} sampled steps were learned from: {open_end[0].path} has no end")
+        if end and not tally.unknown and (stopped := [ledger for ledger in learners if ledger.meta.get("stopped")]):
+            tally.unknown.append(f"what came after the end of {stopped[0].path}: {stopped[0].meta['stopped']}")
         if all(ledger.meta.get("each_step_once") for ledger in learners):
             undelivered = sampled.undelivered()
             if undelivered[never].any():
@@ -164,7 +166,8 @@ class TransitionHop:
     def result(self) -> tuple[Hop, list[Difference]]:
         """What was found so far; steps that may still be learned from are counted as they are now."""
         hop = self._tally.hop((), self._notes)
-        hop = replace(hop, notes=(*hop.notes, *self._crossings.notes()))
+        told = dict.fromkeys(note for ledger in self._learners.values() for note in ledger.meta.get("notes", []))
+        hop = replace(hop, notes=(*hop.notes, *told, *self._crossings.notes()))
         if self._tally.dropped:  # how often what is left was learned from can't be told any more
             return replace(hop, coverage={}), self._differences.kept
         coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}
@@ -258,7 +261,9 @@ class _Differences:
                 self.keep(sampled.place(int(run[0])), ("event",), kind, len(run), second=note)
 
 
-def _compare(tally: Tally, differences: _Differences, crossings: Crossings, learned: Columns, sampled: Sampled, at: Ints, meta: Meta) -> None:
+def _compare(
+    tally: Tally, differences: _Differences, crossings: Crossings, learned: Columns, sampled: Sampled, at: Ints, meta: Meta
+) -> None:
     """Compare learned transitions with the sampled ones that begin in the rows ``at``."""
     unequal = sampled.unequal(at, learned, meta)
     tally.events += len(at)

@@ -18,7 +18,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from stepledger.sb3 import LedgerCallback
 
@@ -136,7 +136,9 @@ if sb3_contrib is not None:
     }
 
 
-def venv_of(algorithm: str, kind: str = "dummy", wrapper: str = "plain", n: int = 2, around: Callable[[Any, int], Any] | None = None) -> VecEnv:
+def venv_of(
+    algorithm: str, kind: str = "dummy", wrapper: str = "plain", n: int = 2, around: Callable[[Any, int], Any] | None = None
+) -> VecEnv:
     """The VecEnv of an algorithm; ``around`` wraps each environment."""
     maker = ALGORITHMS[algorithm][2]
 
@@ -191,7 +193,7 @@ def _evaluate(callback: BaseCallback) -> None:
 
 
 class Unmasked:
-    """A model whose predictions are those of a random policy: what is evaluated is no matter here, and contrib's evaluation asks for masks."""
+    """A model with the predictions of a random policy: what is evaluated is no matter here."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -208,10 +210,6 @@ STRAYS: dict[str, Callable[[BaseCallback], Any]] = {
     "env_method": lambda callback: callback.training_env.env_method("reset"),
     "envs[0]": lambda callback: callback.training_env.unwrapped.envs[0].reset(),
 }
-
-
-class EvalIn(EvalCallback):
-    """An `EvalCallback` on the training env that evaluates in one of the three methods."""
 
 
 def strayed(stray: str, hook: str, venv: VecEnv, at: tuple[int, ...] = (3,)) -> BaseCallback:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,9 @@ from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
 from stable_baselines3.common.vec_env import (  # noqa: E402
     DummyVecEnv,
     SubprocVecEnv,
-    VecEnvWrapper,
     VecExtractDictObs,
     VecMonitor,
     VecNormalize,
-    VecTransposeImage,
 )
 
 from stepledger.sb3 import LedgerCallback, LedgerVecEnv  # noqa: E402
@@ -100,7 +97,9 @@ def test_a_run_without_a_fault_is_silent(tmp_path: Path, algorithm: str, kind: s
 
 
 STRAY_CASES = [
-    case for case in cases(ALGORITHMS, VECS, WRAPPERS, [*STRAYS, "EvalCallback"], HOOKS, share=0.03, seed=1) if case[1] == "dummy" or case[3] != "envs[0]"
+    case
+    for case in cases(ALGORITHMS, VECS, WRAPPERS, [*STRAYS, "EvalCallback"], HOOKS, share=0.03, seed=1)
+    if case[1] == "dummy" or case[3] != "envs[0]"
 ]
 
 
@@ -289,7 +288,9 @@ def test_an_error_of_the_recording_ends_it_and_not_the_run(tmp_path: Path, monke
 # Runs that go on, and what may happen in between.
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name in ("PPO", "DQN", "DQN n-step", "DQN memory", "HER", "RecurrentPPO")])
+@pytest.mark.parametrize(
+    "algorithm", [name for name in ALGORITHMS if name in ("PPO", "DQN", "DQN n-step", "DQN memory", "HER", "RecurrentPPO")]
+)
 @pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.filterwarnings("ignore:The last trajectory in the replay buffer will be truncated")
 def test_learning_several_times_is_silent(tmp_path: Path, algorithm: str, reset: bool) -> None:
@@ -355,10 +356,13 @@ def test_observations_of_every_kind(tmp_path: Path, kind: str, space: spaces.Spa
 
 
 @pytest.mark.parametrize(
-    "space", [BOX64 := spaces.Box(np.array([-2.0, 0.1]), np.array([3.0, 7.7]), dtype=np.float64), spaces.Box(-1, 1, (2, 2), np.float32)], ids=["f8", "2x2"]
+    "space",
+    [BOX64 := spaces.Box(np.array([-2.0, 0.1]), np.array([3.0, 7.7]), dtype=np.float64), spaces.Box(-1, 1, (2, 2), np.float32)],
+    ids=["f8", "2x2"],
 )
 @pytest.mark.parametrize(
-    ("cls", "more"), [(PPO, {"n_steps": 32, "batch_size": 32}), (SAC, {"learning_starts": 20, "buffer_size": 500, "train_freq": (1, "step")})]
+    ("cls", "more"),
+    [(PPO, {"n_steps": 32, "batch_size": 32}), (SAC, {"learning_starts": 20, "buffer_size": 500, "train_freq": (1, "step")})],
 )
 def test_actions_of_float64_and_of_several_axes(tmp_path: Path, space: spaces.Space, cls: Any, more: dict[str, Any]) -> None:
     venv = DummyVecEnv([lambda i=i: Walk(LENGTHS, i, action_space=space) for i in range(2)])
@@ -368,9 +372,7 @@ def test_actions_of_float64_and_of_several_axes(tmp_path: Path, space: spaces.Sp
 def test_action_noise_episodic_training_and_a_buffer_that_goes_round(tmp_path: Path) -> None:
     venv = venv_of("TD3", n=1)
     noise = NormalActionNoise(np.zeros(2), 0.3 * np.ones(2))
-    model = model_of("TD3", venv, action_noise=noise, train_freq=(1, "episode"), buffer_size=50, use_sde_at_warmup=False) if False else model_of(
-        "TD3", venv, action_noise=noise, train_freq=(1, "episode"), buffer_size=50
-    )
+    model = model_of("TD3", venv, action_noise=noise, train_freq=(1, "episode"), buffer_size=50)
     assert_silent(learn(model, tmp_path, 300))
 
 
@@ -407,22 +409,13 @@ def test_the_env_side_is_compared_too(tmp_path: Path, kind: str, wrapper: str) -
 @pytest.mark.parametrize("kind", VECS)
 def test_stray_calls_are_on_both_sides_and_only_the_learner_differs(tmp_path: Path, kind: str) -> None:
     venv = with_ledgers(tmp_path, kind)
-    callback = learn(model_of("PPO", venv), tmp_path, 100, strayed("reset and three steps", "step", venv), strayed("env_method", "step", venv, (30,)))
+    callback = learn(
+        model_of("PPO", venv), tmp_path, 100, strayed("reset and three steps", "step", venv), strayed("env_method", "step", venv, (30,))
+    )
     first, second = callback.comparison.hops
     assert first.differences == 0
     assert second.differences == 4
     venv.close()
-
-
-class Wrong(VecEnvWrapper):
-    """Rounds what the env gave, inside of what the trainer sees."""
-
-    def reset(self) -> Any:
-        return self.venv.reset()
-
-    def step_wait(self) -> Any:
-        obs, *rest = self.venv.step_wait()
-        return obs.astype(np.float16).astype(np.float32), *rest
 
 
 # Buffers that store something else than they were given.
@@ -454,7 +447,12 @@ OFF_FAULTS = {
     "next_obs": ("next_observations", 1e-3),
     "terminated": ("dones", None),
 }
-ON_FAULTS = {"obs": ("observations", 1e-3), "action": ("actions", 1e-3), "reward": ("rewards", 1e-3), "episode_start": ("episode_starts", None)}
+ON_FAULTS = {
+    "obs": ("observations", 1e-3),
+    "action": ("actions", 1e-3),
+    "reward": ("rewards", 1e-3),
+    "episode_start": ("episode_starts", None),
+}
 
 
 @pytest.mark.parametrize("field", OFF_FAULTS)
@@ -473,7 +471,9 @@ def test_a_replay_buffer_that_stores_something_else_is_found(tmp_path: Path, fie
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_rollout_buffer_that_stores_something_else_is_found(tmp_path: Path, field: str, wrapper: str) -> None:
     name, value = ON_FAULTS[field]
-    model = model_of("PPO Box", venv_of("PPO Box", wrapper=wrapper), n_steps=64, rollout_buffer_class=faulty(RolloutBuffer, assign(name, value)))
+    model = model_of(
+        "PPO Box", venv_of("PPO Box", wrapper=wrapper), n_steps=64, rollout_buffer_class=faulty(RolloutBuffer, assign(name, value))
+    )
     model.learn(1)
     callback = learn(model, tmp_path, 64)
     if field == "action":  # an action outside of the space is clipped, changed or not
@@ -545,7 +545,9 @@ def test_the_number_of_differences_is_logged(tmp_path: Path) -> None:
     for algorithm in ("PPO", "DQN"):
         model = model_of(algorithm, venv_of(algorithm))
         model.set_logger(configure(str(tmp_path / algorithm), ["csv"]))
-        model.learn(300, callback=[LedgerCallback(tmp_path / algorithm / "run"), Strayed("step", STRAYS["reset"], at=(10,))], log_interval=1)
+        model.learn(
+            300, callback=[LedgerCallback(tmp_path / algorithm / "run"), Strayed("step", STRAYS["reset"], at=(10,))], log_interval=1
+        )
         header, *rows = (tmp_path / algorithm / "progress.csv").read_text().splitlines()
         column = header.split(",").index("stepledger/differences")
         assert float(rows[-1].split(",")[column]) == 2
@@ -580,6 +582,7 @@ def one_sentence(caught: Any) -> str:
 def test_a_vecenv_replaced_under_way(tmp_path: Path) -> None:
     def replace(callback: BaseCallback) -> None:
         callback.model.env = venv_of("PPO")
+        callback.model.env.reset()
 
     with pytest.warns(RuntimeWarning) as caught:
         callback = learn(model_of("PPO", venv_of("PPO")), tmp_path, 200, Strayed("rollout_end", replace, at=(1,)))
@@ -591,10 +594,10 @@ def test_a_vecenv_replaced_under_way(tmp_path: Path) -> None:
 def test_a_vecenv_of_other_spaces(tmp_path: Path) -> None:
     model, callback = model_of("PPO", venv_of("PPO")), LedgerCallback(tmp_path)
     model.learn(64, callback=callback)
+    loaded = model_of("PPO", venv_of("PPO", n=3))
+    loaded._n_updates = 1
     with pytest.warns(RuntimeWarning, match="another number of environments: what comes now is not recorded"):
-        model_ = model_of("PPO", venv_of("PPO", n=3))
-        model_._n_updates = 1
-        model_.learn(64, callback=callback)
+        loaded.learn(64, callback=callback)
     assert not _hooked
 
 
@@ -649,13 +652,13 @@ class Unknown(BaseBuffer):
         raise NotImplementedError
 
 
-def test_a_buffer_that_it_does_not_know(tmp_path: Path) -> None:
+def test_a_buffer_that_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_of("DQN", venv_of("DQN"), replay_buffer_class=Unknown)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         callback = learn(model, tmp_path, 100, Strayed("step", STRAYS["reset"]))
     assert any("Unknown is no buffer that this version knows" in str(one.message) for one in caught)
-    assert any("a callback reset the training env between call 3 and 4" in str(one.message) for one in caught)
+    assert "a callback reset the training env between call 3 and 4 (called from learner_sb3.py" in capsys.readouterr().out
     assert callback.comparison is None
     assert model.num_timesteps >= 100
 
@@ -693,5 +696,4 @@ def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
     learner = read(tmp_path / "learner.npz")
     assert learner.meta["tap"] == "learner"
     assert set(learner.streams[0].data["kind"].tolist()) == {2}
-    assert learner.events == 100
-    assert sys.modules["stable_baselines3"]
+    assert learner.events == 104

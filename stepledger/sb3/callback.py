@@ -22,14 +22,14 @@ from .callers import Callers
 from .hooks import Hooks, unhooked
 from .stored import StoredRows, buffer_of
 from .vecenv import LedgerVecEnv
-from .watch import HandedStep, VectorWatch
+from .watch import HandedStep, StrayCalls, VectorWatch
 
 __all__ = ["LedgerCallback"]
 
 OnDifference = Literal["log", "warn", "stop"]
 
 #: Methods of an algorithm that ``learn()`` calls: if one of them raises, there is no end of training to undo things at.
-_GUARDED = ("collect_rollouts", "train", "dump_logs", "_update_current_progress_remaining")
+_GUARDED = ("collect_rollouts", "train", "dump_logs", "_dump_logs", "_update_current_progress_remaining")
 
 
 class LedgerCallback(BaseCallback):
@@ -108,7 +108,7 @@ class LedgerCallback(BaseCallback):
             self._say(f"{type(model).__name__} has no rollout or replay buffer: there is nothing that a learner tap could record.")
             return
         if self._is_another(model):
-            self._say("this LedgerCallback recorded another model, and this one is not recorded: make a LedgerCallback, with a path of its own, for each.")
+            self._say("this LedgerCallback recorded another model, and this one is not recorded: make a LedgerCallback for each.")
             return
         self._refuse_second_tap(model.env)
         self._take_directory()
@@ -118,6 +118,7 @@ class LedgerCallback(BaseCallback):
             watch = self._watch = VectorWatch(model, self._directory / "vector.npz", **options, fail=self._fail)
             rows = self._rows = StoredRows(model, self._directory / "learner.npz", **options)
             if not rows.known:
+                watch.on_stray = self._judge_call
                 self._say(
                     f"{type(rows.buffer).__name__} is no buffer that this version knows: what it stores is not compared, "
                     "only calls of the training env that are not the trainer's are looked for."
@@ -135,7 +136,8 @@ class LedgerCallback(BaseCallback):
         self._hook_buffer(rows)
         for name in _GUARDED:
             if hasattr(model, name):
-                self._hooks.add(model, name, self._around_rollout if name == "collect_rollouts" else self._guard)
+                own = {"collect_rollouts": self._around_rollout, "dump_logs": self._around_log, "_dump_logs": self._around_log}
+                self._hooks.add(model, name, own.get(name, self._guard))
         top = self._outermost()
         self._hooks.add(top, "on_training_start", self._guard)
         self._hooks.add(top, "on_training_end", self._around_end)
@@ -208,6 +210,10 @@ class LedgerCallback(BaseCallback):
         if self._watch is not None and self._hooks:
             self._watch.stopped()
         return result
+
+    def _around_log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.logger.record("stepledger/differences", self.differences)  # each dump empties the logger
+        return self._guard(original, *args, **kwargs)
 
     def _look_for_replacements(self) -> None:
         """Notice an env or a buffer that was put in the place of another while learning goes on."""
@@ -313,7 +319,9 @@ class LedgerCallback(BaseCallback):
             step = watch.pending
             if stranger is not None or step is None:
                 self._added_by_others += 1
-                rows.recorder.final["notes"] = [f"{self._added_by_others:,} rows were added to the buffer outside of a step, and not compared"]
+                rows.recorder.final["notes"] = [
+                    f"{self._added_by_others:,} rows were added to the buffer outside of a step, and not compared"
+                ]
             else:
                 differs = rows.record(at, step, self.locals)
                 watch.stored()
@@ -337,6 +345,12 @@ class LedgerCallback(BaseCallback):
         self.differences += count
         if count and self._on_difference_once():
             self._tell(self._sentence(step, wrong, list(differs)))
+
+    def _judge_call(self, stray: StrayCalls) -> None:
+        """What can be said where the buffer isn't known: that there was a stray call."""
+        self.differences += int(stray.envs.sum())
+        if self._on_difference_once():
+            self._tell(f"{stray.calls}; what it means for what is stored is not known")
 
     def _on_difference_once(self) -> bool:
         first = "difference" not in self._told
@@ -372,9 +386,6 @@ class LedgerCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         return not (self.differences and self._on_difference == "stop")
-
-    def _on_rollout_end(self) -> None:
-        self.logger.record("stepledger/differences", self.differences)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a LedgerCallback belongs to one run and can't be pickled or copied: make another one.")

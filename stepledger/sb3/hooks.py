@@ -1,6 +1,6 @@
 """Seeing the calls of methods of single objects, and undoing it: the one place where anything of Stable-Baselines3 is patched.
 
-Classes are patched, never instances: ``model.save``, ``save_replay_buffer`` and a worker's start pickle instances, and would meet the patch.
+Classes are patched, never instances: ``model.save``, ``save_replay_buffer`` and a worker's start pickle instances.
 Each object of the class that nobody looks at takes one dictionary look-up more, and is otherwise called as ever.
 """
 

@@ -137,7 +137,11 @@ class StoredRows:
         h_obs = self._digests(_row(buffer.observations, pos), step.raw_obs, step.obs)
         h_act = self._taken_back(buffer.actions[pos], step)
         h_rew = self._without_bootstrap(buffer.rewards[pos].reshape(n), step, locals_)
-        pairs = [("obs", h_obs, step.obs), ("action", h_act, step.h_act), ("reward", h_rew, step.h_rew)]
+        pairs: list[tuple[str, npt.NDArray[Any], npt.NDArray[Any]]] = [
+            ("obs", h_obs, step.obs),
+            ("action", h_act, step.h_act),
+            ("reward", h_rew, step.h_rew),
+        ]
         h_next = terminated = truncated = None
         if self._on_policy:
             start = buffer.episode_starts[pos].reshape(n) != 0

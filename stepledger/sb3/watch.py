@@ -122,6 +122,7 @@ class VectorWatch:
         pending: The trainer's last step, if it was not stored yet.
         calls: Number of steps that the trainer has made.
         stray: Calls of somebody else since the trainer's last step, if there were any.
+        on_stray: Called with stray calls when the trainer goes on behind them.
         episode: Of each environment's last event.
         step: Likewise.
 
@@ -157,6 +158,7 @@ class VectorWatch:
         self._fail = fail
         self.pending: HandedStep | None = None
         self.stray: StrayCalls | None = None
+        self.on_stray: Callable[[StrayCalls], None] | None = None
         self._strays: list[list[Any]] = []
         self.recorder.final["strays"] = self._strays
         self.calls = 0
@@ -289,6 +291,8 @@ class VectorWatch:
             self._before.after = self.episode.copy(), self.step.copy()
             self._before.calls = self._before.calls._replace(handed_over=self._model._last_obs is not self._new_obs)
             self._strays[-1] = list(self._before.calls)
+            if self.on_stray is not None:
+                self.on_stray(self._before)
         self.calls += 1
 
     def _on_receive(self, original: Callable[..., Any]) -> Any:
@@ -434,12 +438,12 @@ class VectorWatch:
 
     def _on_env_method(self, original: Callable[..., Any], *args: Any, indices: Any = None, **kwargs: Any) -> Any:
         results = self._guarded(original, *args, indices=indices, **kwargs)
-        name, *args = args or (kwargs.get("method_name"),)
+        name, *arguments = args or (kwargs.get("method_name"),)
         if name in ("reset", "step") and self.recorder.recording and not self._gate.closed:
             try:
                 envs = self.inner._get_indices(indices)
                 for env, result in zip(envs, results):
-                    self._record_single(env, name, args[0] if args else None, result, first=env == next(iter(envs)))
+                    self._record_single(env, name, arguments[0] if arguments else None, result, first=env == next(iter(envs)))
             except Exception as error:
                 self._fail(error)
         return results
@@ -485,7 +489,9 @@ class VectorWatch:
         if self.stray is None:
             place = self.episode.copy(), self.step.copy()
             self._strays.append([])
-            self.stray = StrayCalls(Stray(self.calls, 0, 0, *self._stranger), len(self._strays), np.zeros(self.n, bool), place, place, np.zeros(self.n, bool))
+            self.stray = StrayCalls(
+                Stray(self.calls, 0, 0, *self._stranger), len(self._strays), np.zeros(self.n, bool), place, place, np.zeros(self.n, bool)
+            )
         stray = self.stray
         stray.calls = stray.calls._replace(resets=stray.calls.resets + resets, steps=stray.calls.steps + steps)
         stray.envs |= envs
