@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from .format import StreamKey
 from .sampled import Ints, Sampled
@@ -39,9 +40,16 @@ class Crossings:
         self._shown.add((number, place[0]))
         return (f"{self._stray(sampled, number)}; {sentence}",)
 
-    def uncut(self, sampled: Sampled, at: Ints, different: Ints) -> Iterator[tuple[Place, str]]:
-        """The stray calls that don't show in the transitions around them, and after which the trainer was not told either."""
-        rest = np.ones(len(at), bool)
+    def uncut(self, sampled: Sampled, at: Ints, different: Ints, marked: npt.NDArray[np.bool_]) -> Iterator[tuple[Place, str]]:
+        """The stray calls that don't show in the transitions around them, and after which the trainer was not told either.
+
+        Args:
+            sampled: What the transitions are found in.
+            at: Their rows there.
+            different: Which of them differ.
+            marked: Which say whether they begin an episode, so that an equal one says that the trainer was told.
+        """
+        rest = ~marked
         rest[different] = False
         for row in at[rest & (sampled.columns["stray"][at] > 0)].tolist():
             number = int(sampled.columns["stray"][row])

@@ -152,7 +152,8 @@ class Sampled:
         return {
             "obs": obs[before],
             "obs_known": follows,
-            EPISODE_START: data["kind"][before] == RESET,
+            # It does not go on from the transition before either where somebody else stepped in between.
+            EPISODE_START: (data["kind"][before] == RESET) | (by[before] > 0),
             "stray": np.where(follows, np.maximum(by[before], 0), 0),
             "stray_after": _stray_after(data["kind"], by, at),
             "action": data["h_act"][at],

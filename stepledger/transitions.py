@@ -287,7 +287,8 @@ def _compare(
         place = sampled.place(int(at[row]))
         why = crossings.cut(sampled, int(at[row]), place)
         differences.keep(place, fields, "changed", first=first, second=second, why=why)
-    for place, sentence in crossings.uncut(sampled, at, rows):
+    marked = learned[EPISODE_START] >= 0 if EPISODE_START in learned else np.zeros(len(at), bool)
+    for place, sentence in crossings.uncut(sampled, at, rows, marked):
         differences.keep(place, ("event",), "extra", second={"event": sentence})
 
 

@@ -177,7 +177,8 @@ def test_the_debugging_env_of_the_post_raises() -> None:
 
     venv = DebugSubprocVecEnv([make_env()], start_method="fork")
     venv.reset()
+    for _ in range(49):
+        venv.step(np.zeros((1, 4), np.float32))
     with pytest.raises(AttributeError, match="num_timesteps"):
-        for _ in range(50):
-            venv.step(np.zeros((1, 4), np.float32))
+        venv.step(np.zeros((1, 4), np.float32))
     venv.close()

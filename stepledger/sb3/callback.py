@@ -323,21 +323,21 @@ class LedgerCallback(BaseCallback):
                     f"{self._added_by_others:,} rows were added to the buffer outside of a step, and not compared"
                 ]
             else:
-                differs = rows.record(at, step, self.locals)
+                differs, marked = rows.record(at, step, self.locals)
                 watch.stored()
-                self._judge(step, differs)
+                self._judge(step, differs, marked)
         except Exception as error:
             self._fail(error)
         return result
 
-    def _judge(self, step: HandedStep, differs: dict[str, Any]) -> None:
+    def _judge(self, step: HandedStep, differs: dict[str, Any], marked: bool) -> None:
         """Count the differences of a row, and say what the first is."""
         stray = step.stray
         if not differs and stray is None:
             return
         wrong = np.logical_or.reduce(list(differs.values())) if differs else np.zeros(len(step.t), bool)
         count = int(wrong.sum())
-        if stray is not None and not stray.calls.handed_over:
+        if stray is not None and not stray.calls.handed_over and not marked:
             count += int((stray.envs & ~stray.shown & ~wrong).sum())
         for one in (stray, self._watch.stray if self._watch is not None else None):
             if one is not None:

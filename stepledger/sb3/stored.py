@@ -121,7 +121,9 @@ class StoredRows:
             starts = (buffer.dones[buffer.pos - 1] != 0) | (buffer.timeouts[buffer.pos - 1] != 0)
         return int(buffer.pos), starts
 
-    def record(self, at: tuple[int, npt.NDArray[np.bool_] | None], step: HandedStep, locals_: dict[str, Any]) -> dict[str, Flags]:
+    def record(
+        self, at: tuple[int, npt.NDArray[np.bool_] | None], step: HandedStep, locals_: dict[str, Any]
+    ) -> tuple[dict[str, Flags], bool]:
         """Record the row that was added last.
 
         Args:
@@ -130,7 +132,7 @@ class StoredRows:
             locals_: The trainer's local variables, as callbacks get them.
 
         Returns:
-            For each field that differs, in which environments.
+            For each field that differs, in which environments; whether the row says if it begins an episode.
         """
         buffer, (pos, start) = self.buffer, at
         n = len(step.t)
@@ -168,7 +170,7 @@ class StoredRows:
             columns["h_next"][row], columns["terminated"][row], columns["truncated"][row] = h_next, terminated, truncated
         if start is not None:
             columns["start"][row] = start
-        return {field: found != expected for field, found, expected in pairs if found.tobytes() != expected.tobytes()}
+        return {field: found != expected for field, found, expected in pairs if found.tobytes() != expected.tobytes()}, start is not None
 
     def _digests(self, stored: Any, raw: bytes, handed: Digests) -> Digests:
         """The digests of stored observations, where they are those of what was handed to the trainer."""

@@ -75,7 +75,7 @@ class HandedStep:
         t: Position of the event in its stream.
         obs: Digests of the observations it began from, as they were handed to the trainer.
         raw_obs: Their bytes.
-        start: Whether a reset came before it.
+        start: Whether it does not go on from the step before: a reset came in between, or calls of somebody else.
         h_act: Digests of the actions, as they were sent.
         actions: The actions as they were sent.
         reward: As it is to be stored, float32.
@@ -341,7 +341,8 @@ class VectorWatch:
         self._t += 1
         self.step += 1
         self._row, self._reset_row = row, -1
-        self._at = self._t.copy(), self._out.copy(), self._raw_out, self._fresh
+        start = self._fresh if self._before is None else self._fresh | self._before.envs
+        self._at = self._t.copy(), self._out.copy(), self._raw_out, start
         self._raw_out = b""
         self._seen = observations, h_obs, dones, timeout
         self._rewards = rewards, h_rew
