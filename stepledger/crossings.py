@@ -38,7 +38,7 @@ class Crossings:
         self._rows[number] = self._rows.get(number, 0) + 1
         self._first.setdefault(number, sentence)
         self._shown.add((number, place[0]))
-        return (f"{self._stray(sampled, number)}; {sentence}",)
+        return sentence, str(self._stray(sampled, number))
 
     def uncut(self, sampled: Sampled, at: Ints, different: Ints, marked: npt.NDArray[np.bool_]) -> Iterator[tuple[Place, str]]:
         """The stray calls that don't show in the transitions around them, and after which the trainer was not told either.

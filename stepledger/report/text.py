@@ -42,8 +42,8 @@ def line(difference: Difference) -> str:
     runner = f"runner {difference.runner}, " if difference.runner else ""
     agent = f", agent {difference.agent}" if difference.agent else ""
     where = f"{runner}env {difference.env}{agent}, episode {difference.episode}, step {difference.step}"
-    why = "".join(f"; {explanation}" for explanation in difference.explanations)
-    return f"{where}: {_what(difference)}{why}"
+    why = difference.explanations[:1]
+    return "; ".join([f"{where}: {_what(difference)}", *why])
 
 
 #: Hop -> who gave and who received, as a sentence says it.
