@@ -89,7 +89,7 @@ def learner_hop(callback: LedgerCallback) -> Any:
     return next(hop for hop in callback.comparison.hops if hop.name == "vector -> learner")
 
 
-@pytest.mark.parametrize(("algorithm", "kind", "wrapper"), cases(ALGORITHMS, VECS, WRAPPERS, share=0.25))
+@pytest.mark.parametrize(("algorithm", "kind", "wrapper"), cases(ALGORITHMS, VECS, WRAPPERS, share=0.15))
 def test_a_run_without_a_fault_is_silent(tmp_path: Path, algorithm: str, kind: str, wrapper: str) -> None:
     venv = venv_of(algorithm, kind, wrapper)
     assert_silent(learn(model_of(algorithm, venv), tmp_path, STEPS))
@@ -98,7 +98,7 @@ def test_a_run_without_a_fault_is_silent(tmp_path: Path, algorithm: str, kind: s
 
 STRAY_CASES = [
     case
-    for case in cases(ALGORITHMS, VECS, WRAPPERS, [*STRAYS, "EvalCallback"], HOOKS, share=0.03, seed=1)
+    for case in cases(ALGORITHMS, VECS, WRAPPERS, [*STRAYS, "EvalCallback"], HOOKS, share=0.025, seed=1)
     if case[1] == "dummy" or case[3] != "envs[0]"
 ]
 
@@ -182,8 +182,7 @@ def weights(algorithm: str, wrapper: str, directory: Path | None) -> list[Any]:
     return list(model.policy.state_dict().values())
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("wrapper", ["plain", "both"])
+@pytest.mark.parametrize(("algorithm", "wrapper"), cases(ALGORITHMS, ["plain", "both"], share=0.55))
 def test_weights_are_the_same_bit_for_bit(tmp_path: Path, algorithm: str, wrapper: str) -> None:
     for one, other in zip(weights(algorithm, wrapper, tmp_path), weights(algorithm, wrapper, None), strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
@@ -616,6 +615,21 @@ def test_two_callbacks_in_one_directory(tmp_path: Path) -> None:
     again = learn(model_of("PPO", venv_of("PPO")), tmp_path, 64)
     assert_silent(again)
     assert (tmp_path / "learner.old1.npz").exists()
+
+
+def test_replies_that_were_never_received(tmp_path: Path) -> None:
+    """An interrupt between sending and receiving; where ``learn()`` goes on without a reset, one env is a step late from then on."""
+    venv = venv_of("PPO", "subproc")
+    model = model_of("PPO", venv)
+    model.learn(64)
+    venv.step_async(np.zeros(2, np.int64))
+    venv.remotes[1].recv()  # the interrupt came behind this one
+    with pytest.warns(RuntimeWarning, match="its replies were never received"):
+        model.learn(64, callback=LedgerCallback(tmp_path), reset_num_timesteps=False)
+    for remote in venv.remotes:
+        remote.close()
+    for process in venv.processes:
+        process.terminate()
 
 
 def test_two_callbacks_in_two_directories(tmp_path: Path) -> None:

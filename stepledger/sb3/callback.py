@@ -19,10 +19,11 @@ from ..recording import OnError, check_on_error, warn
 from ..result import Comparison
 from ..strays import joins, overwritten
 from .callers import Callers
+from .handed import HandedStep, StrayCalls, innermost
 from .hooks import Hooks, unhooked
 from .stored import StoredRows, buffer_of
 from .vecenv import LedgerVecEnv
-from .watch import HandedStep, StrayCalls, VectorWatch
+from .watch import VectorWatch
 
 __all__ = ["LedgerCallback"]
 
@@ -128,6 +129,12 @@ class LedgerCallback(BaseCallback):
         elif not watch.fits(model):
             self._say("the VecEnv was replaced by one with other spaces or another number of environments: what comes now is not recorded.")
             return
+        watch_env: Any = model.env
+        if getattr(innermost(watch_env), "waiting", False):
+            self._say(
+                "a step was sent to the SubprocVecEnv, and its replies were never received: replies may come a step late from here on, "
+                "so make the VecEnv again."
+            )
         fresh = self._was_reset(model)
         self._learning = model
         rows.attach(model)

@@ -21,8 +21,8 @@ from ..digest import SpaceDigest
 from ..format import TRANSITION, StreamKey
 from ..recorder import describe
 from ..recording import OnError
+from .handed import Digests, HandedStep
 from .stage import RowStage, bits_of, bytes_of, digests
-from .watch import Digests, HandedStep
 
 __all__ = ["StoredRows", "buffer_of"]
 

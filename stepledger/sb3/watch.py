@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    VecCheckNan,
-    VecEnv,
-    VecEnvWrapper,
-    VecFrameStack,
-    VecMonitor,
-    VecNormalize,
-    VecTransposeImage,
-    VecVideoRecorder,
-)
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from ..digest import SpaceDigest
 from ..format import RESET, STEP, StreamKey
@@ -28,84 +17,11 @@ from ..recorder import describe
 from ..recording import OnError
 from ..strays import LEARN, UNSEEN, UNSTORED, Stray
 from .callers import Caller, Callers
+from .handed import Digests, HandedStep, StrayCalls, innermost, reset_observation
 from .hooks import Gate, Hooks
 from .stage import RowStage, bits_of, bytes_of, digests
 
-__all__ = ["HandedStep", "VectorWatch", "innermost"]
-
-Digests = npt.NDArray[np.uint64]
-
-#: Wrappers that hand observations on as they are.
-_TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder)
-
-
-def innermost(env: VecEnv) -> VecEnv:
-    """The VecEnv inside all wrappers."""
-    while isinstance(env, VecEnvWrapper):
-        env = env.venv
-    return env
-
-
-@dataclass
-class StrayCalls:
-    """Calls of somebody else between two steps of the trainer.
-
-    Attributes:
-        calls: They themselves.
-        number: In the column ``by``.
-        envs: ``(n,)`` bool: whose environments they reached.
-        before: Episodes and steps, ``(n,)`` each, of the last event before them.
-        after: Likewise, of the last of them.
-        shown: ``(n,)`` bool: whose transitions differ for it.
-    """
-
-    calls: Stray
-    number: int
-    envs: npt.NDArray[np.bool_]
-    before: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-    after: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-    shown: npt.NDArray[np.bool_]
-
-
-@dataclass
-class HandedStep:
-    """A step as the trainer got it, until it is stored. Arrays have one entry per environment.
-
-    Attributes:
-        t: Position of the event in its stream.
-        obs: Digests of the observations it began from, as they were handed to the trainer.
-        raw_obs: Their bytes.
-        start: Whether it does not go on from the step before: a reset came in between, or calls of somebody else.
-        h_act: Digests of the actions, as they were sent.
-        actions: The actions as they were sent.
-        reward: As it is to be stored, float32.
-        h_rew: Its bits.
-        next_obs: Digests; of the final observation where the episode ended.
-        raw_next_obs: Their bytes; empty where they were not put together.
-        ended: Whether any episode ended.
-        done: The episode ended.
-        timeout: It ended by a time limit, and not by a termination.
-        infos: As they were handed over.
-        first: Whether the reset before it is the one with which ``learn()`` began.
-        stray: What somebody else did between the step before and this one, if anything.
-    """
-
-    t: npt.NDArray[np.int64]
-    obs: Digests
-    raw_obs: bytes
-    start: npt.NDArray[np.bool_]
-    h_act: Digests
-    actions: npt.NDArray[Any]
-    reward: npt.NDArray[np.float32]
-    h_rew: npt.NDArray[np.uint32]
-    next_obs: Digests
-    raw_next_obs: bytes
-    ended: bool
-    done: npt.NDArray[np.bool_]
-    timeout: npt.NDArray[np.bool_]
-    infos: list[dict[str, Any]]
-    first: bool
-    stray: StrayCalls | None
+__all__ = ["VectorWatch"]
 
 
 class VectorWatch:
@@ -236,30 +152,13 @@ class VectorWatch:
             self._out[:] = digests(self.handed, self._stored_form(model._last_obs))
             self._begun, self._new_obs, self._fresh = True, model._last_obs, np.array(model._last_episode_starts, bool)
             return
-        self._row_of_resets(True, self._reset_observation(model), LEARN)
+        obs = reset_observation(model.env, model._last_obs)
+        self._row_of_resets(True, UNSEEN if obs is None else digests(self._given, obs), LEARN)
         self._out[:] = self.recorder.columns["h_out"][self._reset_row] = digests(self.handed, self._stored_form(model._last_obs))
         self._new_obs, self._first, self._fresh = model._last_obs, True, np.ones(self.n, bool)
 
     def _stored_form(self, obs: Any) -> Any:
         return obs if self._raw is None else self._raw.old_obs
-
-    def _reset_observation(self, model: Any) -> Digests:
-        if isinstance(self.inner, DummyVecEnv):
-            return digests(self._given, self.inner._obs_from_buf())
-        env, obs = self.outer, model._last_obs
-        while isinstance(env, VecEnvWrapper):
-            if isinstance(env, VecNormalize):
-                obs = env.old_obs
-            elif isinstance(env, VecTransposeImage) and isinstance(obs, np.ndarray) and not env.skip:
-                obs = np.moveaxis(obs, 1, -1)
-            elif isinstance(env, VecFrameStack) and isinstance(obs, np.ndarray):
-                stacked = env.stacked_obs
-                newest = slice(-(obs.shape[stacked.stack_dimension] // stacked.n_stack), None)
-                obs = obs[:, newest] if stacked.channels_first else obs[..., newest]
-            elif not isinstance(env, _TRANSPARENT):
-                return np.full(self.n, UNSEEN, np.uint64)
-            env = env.venv
-        return digests(self._given, obs)
 
     # What the trainer, or somebody else, sends and gets.
 
