@@ -1,6 +1,7 @@
 # make demo    train RLlib PPO with ledgers on, once clean and once with an injected fault, and print both comparisons
 # make test    all tests
-# make test-long    those that take long: all algorithms with all vectorisations and Learners, EnvRunners killed at twenty moments, ...
+# make test-long    those that take long: all algorithms with all vectorisations and Learners, EnvRunners killed at twenty moments;
+#              Stable-Baselines3: all algorithms, wrappers and stray calls over 20,000 steps each, the post's scripts over 200,000
 # make lint    ruff and mypy
 # make bench   what recording costs, here
 #
@@ -32,6 +33,7 @@ test: $(READY)
 
 test-long: $(READY)
 	STEPLEDGER_LONG=1 $(BIN)/python -m pytest -q -s -m long
+	STEPLEDGER_LONG=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/test_sb3_learner.py tests/test_sb3_post.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from .compare import compare
 from .env import LedgerEnv
 from .errors import LedgerError
 from .format import StreamKey
+from .learner import LearnerLedger
 from .ledger import Ledger, Stream, read
 from .result import Comparison, Difference, FieldResult, Hop
 from .vector import LedgerVectorEnv
@@ -17,6 +18,7 @@ __all__ = [
     "Difference",
     "FieldResult",
     "Hop",
+    "LearnerLedger",
     "Ledger",
     "LedgerEnv",
     "LedgerError",

@@ -17,6 +17,7 @@ from .format import RESET, STEP, StreamKey
 from .ledger import Ledger, Stream
 from .pairs import check_settings, stream_name, taps_of
 from .result import KEPT, Counter, Difference, Hop, Tally
+from .strays import LEARN, UNSEEN
 
 __all__ = ["EventHop"]
 
@@ -188,6 +189,7 @@ class _Pair:
         # What the second tap's ledger says about its fields: one that is compared in another column, or that can't be compared.
         said = second_ledger.meta.get("fields", {})
         self.notes = {name: one.get("skip") or one["note"] for name, one in said.items() if "skip" in one or "note" in one}
+        self._by = self.second.data.get("by")
         self.a = {name: self.first.data[column] for name, column in FIELDS.items()}
         self.b = {name: self.second.data[said.get(name, {}).get("column", column)] for name, column in FIELDS.items()}
         self.fields = [name for name in FIELDS if "skip" not in said.get(name, {})]
@@ -234,6 +236,8 @@ class _Pair:
         a = {name: column[here] for name, column in self.a.items()}
         b = {name: column[there] for name, column in self.b.items()}
         unequal = {name: a[name] != b[name] for name in self.fields}
+        if "obs" in unequal:
+            unequal["obs"] &= b["obs"] != UNSEEN
         # In next-step mode the trainer takes the event after an end for a reset: an end that only one side saw shows once more there, and
         # if the episode ends right there, once more. What differs for this reason alone is not counted again.
         ends = _ends(a) != _ends(b)
@@ -259,7 +263,7 @@ class _Pair:
             # In same-step mode an end that only one side saw brings a reset that only that side has.
             edit = edit._replace(first=edit.first + lost, second=edit.second + (not lost), length=edit.length - 1)
             begin, length = begin + 1, length - 1
-        if not length or self._at_open_end(edit) or self._cut_off(edit) or self._still_to_come(edit):
+        if not length or self._before_learning(edit) or self._at_open_end(edit) or self._cut_off(edit) or self._still_to_come(edit):
             return
         self._count += 1
         if lost:
@@ -268,6 +272,15 @@ class _Pair:
             self.tally.extra += length
         if len(self.kept) < KEPT:
             self.kept.append(self._difference(edit.kind, ("event",), edit.first, edit.second, length))
+
+    def _before_learning(self, edit: Edit) -> bool:
+        """Whether these events came before a ``learn()`` of Stable-Baselines3, while its env was not watched."""
+        if edit.kind != "lost" or self._by is None or edit.second >= len(self._by):
+            return False
+        if edit.second != 0 and self._by[edit.second] != LEARN:
+            return False
+        self.tally.notes.append(f"{stream_name(self.key)}: {_events(edit.length)} came before learn(), and were not compared")
+        return True
 
     def _shorter(self, edit: Edit) -> tuple[Ledger, str] | None:
         """If these events are the end of a stream: the ledger of the other side, which lacks them, and its tap."""

@@ -194,6 +194,8 @@ _OPTIONAL_ENTRIES: Meta = {
     "runners": list,
     "begins": list,
     "horizon": int,
+    "strays": list,
+    "handed_space": dict,
 }
 
 
@@ -208,6 +210,7 @@ def _is_meta(meta: Meta) -> bool:
         and all(isinstance(meta[name], kind) for name, kind in _OPTIONAL_ENTRIES.items() if name in meta)
         and all(isinstance(one, str) for name in ("notes", "taps") for one in meta.get(name, []))
         and all(isinstance(one, int) for one in meta.get("runners", []))
+        and all(_is_stray(stray) for stray in meta.get("strays", []))
         and all(isinstance(path, list) for which in ("obs", "act") for path in meta["leaves"][which])
         and meta["reward_dtype"] in REWARD_BITS
         and 0 <= meta["created"] < 1e11
@@ -236,6 +239,10 @@ def _is_said_of_field(said: Any, columns: set[str]) -> bool:
         and all(isinstance(text, str) for text in said.values())
         and said.get("column", "kind") in columns
     )
+
+
+def _is_stray(stray: Any) -> bool:
+    return isinstance(stray, list) and [type(part) for part in stray] == [int, int, int, str, str, bool]
 
 
 def _is_key(key: Any) -> bool:

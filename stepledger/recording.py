@@ -53,6 +53,7 @@ class Recording:
         in_flight: Set while a call is with the environment: if it never returns, the other side may have one event more.
         exiting: Set at interpreter exit: nobody has closed the environment, and a thread may still step it.
         ended: Set by a tap whose environment was closed, so that nothing may come after.
+        final: What the sealed ledger's meta has besides: what is only known at the end.
         stop_workers: Ends the recordings in the processes of a vector env, where one is still open at interpreter exit: its workers are
             terminated then, and would lose their open block.
     """
@@ -68,6 +69,7 @@ class Recording:
         self._raise = on_error == "raise"
         self._journal: Journal | None = None
         self.ended = self.exiting = False
+        self.final: Meta = {}
         self._lock = threading.RLock()
         self._writing = False
         self._pid = self._lock_pid = os.getpid()
@@ -205,7 +207,7 @@ class Recording:
             return
         try:
             self._write()
-            journal.seal(closed=close, in_flight=self.in_flight, **({"exited": True} if self.exiting else {}))
+            journal.seal(closed=close, in_flight=self.in_flight, **({"exited": True} if self.exiting else {}), **self.final)
         except BaseException:
             self.recording = recording
             raise
@@ -240,7 +242,7 @@ class Recording:
                 if isinstance(error, Exception):
                     self._write()
             try:
-                journal.seal(stopped=reason)
+                journal.seal(stopped=reason, **self.final)
                 journal.remove()
             except Exception:  # no room for the mark either: the journal itself says that it was not closed
                 journal.close()

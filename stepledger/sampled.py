@@ -10,14 +10,17 @@ import numpy.typing as npt
 
 from .align import mixed
 from .errors import LedgerError
-from .format import STEP, Meta, StreamKey
+from .format import RESET, STEP, Meta, StreamKey
 from .ledger import Ledger, Stream
 from .pairs import stream_name
 
-__all__ = ["FIELDS", "Columns", "Ints", "Sampled", "Window", "concatenate"]
+__all__ = ["EPISODE_START", "FIELDS", "Columns", "Ints", "Sampled", "Window", "concatenate"]
 
 #: Fields of a transition.
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+
+#: A further one, where the learner's ledger has it: whether the transition is the first of its episode.
+EPISODE_START = "episode_start"
 
 #: Sampled steps that hold the same and are tried for one learned transition.
 _CANDIDATES = 16
@@ -31,6 +34,23 @@ def concatenate(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     return {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+
+
+def _with_identity(stream: Stream) -> Columns:
+    """The columns of a stream; its events are numbered where its tap did not."""
+    data = dict(stream.data)
+    if "h_id" not in data:
+        data["h_id"] = np.full(len(stream), stream.key.env + 1, np.uint64)
+        data["t"] = stream.begin + np.arange(len(stream))
+    return data
+
+
+def _stray_after(kind: npt.NDArray[np.uint8], by: Ints, at: Ints) -> Ints:
+    """The number of the stray call that came behind each step, behind the reset that belongs to it, or 0."""
+    last = len(kind) - 1
+    after = np.minimum(at + 1, last)
+    after = np.where((kind[after] == RESET) & (by[after] == 0), np.minimum(after + 1, last), after)
+    return np.where(after > at, np.maximum(by[after], 0), 0)
 
 
 class Window:
@@ -85,6 +105,16 @@ class _Index:
         at = np.minimum(np.searchsorted(self._sorted, keys) + rank, len(self._sorted) - 1)
         return np.where(self._sorted[at] == keys, self._order[at], -1)
 
+    def spread(self, keys: npt.NDArray[np.uint64]) -> Ints:
+        """For each key its row, or -1; equal keys get the rows of that key in turn, as far as there are."""
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+        turn = np.empty(len(keys), np.int64)
+        turn[order] = np.arange(len(keys)) - np.searchsorted(ordered, ordered)
+        first, end = np.searchsorted(self._sorted, keys), np.searchsorted(self._sorted, keys, side="right")
+        at = np.minimum(first + turn, end - 1)
+        return np.where(end > first, self._order[at] if len(self._order) else -1, -1)
+
 
 class Sampled:
     """The transitions in the windows: each step of a stream with the observation before it, in the order of the streams.
@@ -110,18 +140,25 @@ class Sampled:
 
     @staticmethod
     def _part(stream: Stream, settled: int) -> Columns:
-        data = stream.data
-        at = np.flatnonzero(data["kind"] == STEP)
+        data = _with_identity(stream)
+        by = data.get("by", np.zeros(len(stream), np.int64))
+        at = np.flatnonzero((data["kind"] == STEP) & (by == 0))  # those of somebody else are not for the learner
         at = at[np.searchsorted(at, settled) :]
         before = np.maximum(at - 1, 0)
         # Where the event before a step is not its predecessor (its chunk was lost), the observation it began from is not known.
         follows = (at > 0) & (data["h_id"][before] == data["h_id"][at]) & (data["t"][before] == data["t"][at] - 1)
+        # What wrappers around the vector env made of it, where that was recorded.
+        obs, reward = data.get("h_out", data["h_obs"]), data.get("r_out", data["h_rew"]).astype(data["h_rew"].dtype)
         return {
-            "obs": data["h_obs"][before],
+            "obs": obs[before],
             "obs_known": follows,
+            # It does not go on from the transition before either where somebody else stepped in between.
+            EPISODE_START: (data["kind"][before] == RESET) | (by[before] > 0),
+            "stray": np.where(follows, np.maximum(by[before], 0), 0),
+            "stray_after": _stray_after(data["kind"], by, at),
             "action": data["h_act"][at],
-            "reward": data["h_rew"][at],
-            "next_obs": data["h_obs"][at],
+            "reward": reward[at],
+            "next_obs": obs[at],
             "terminated": data["terminated"][at],
             "truncated": data["truncated"][at],
             "h_id": data["h_id"][at],
@@ -141,18 +178,21 @@ class Sampled:
         # A replay buffer may have put another id in place of the sampler's. Then the transition is found by what it holds: all of it,
         # as it should be over so many steps. Observations may repeat, so that a part of it leads to many steps.
         known = np.flatnonzero(own["obs_known"])
+        timed = ["t"] if (learned["t"] >= 0).any() else []  # a loop of one's own doesn't say
         for n in np.unique(learned["n"][at < 0]):
             rows = np.flatnonzero((at < 0) & (learned["n"] == n))
             expected, found = self.sides(known, {field: column[rows] for field, column in learned.items()}, meta, int(n))
-            own_keys, keys = (mixed(*(side[field] for field in (*FIELDS, "t"))) for side in (expected, found))
-            hits = _Index(own_keys).find(keys)
+            own_keys, keys = (mixed(*(side[field] for field in (*FIELDS, *timed))) for side in (expected, found))
+            hits = _Index(own_keys).find(keys) if timed else _Index(own_keys).spread(keys)
             at[rows[hits >= 0]] = known[hits[hits >= 0]]
         # If one part was changed, the others lead to its step, and the comparison names the part; not where that step may be lost with an
         # open end.
         whole = [("obs", "action", "t"), ("obs", "action")]
         parts = [] if any(self._open_streams) else [("action", "next_obs", "t"), ("obs", "next_obs")]
+        joint = self.joints(learned)[0] >= 0
         for fields in whole + parts:
-            rows = np.flatnonzero((at < 0) & ((learned["n"] == 1) | ("next_obs" not in fields)))
+            fields = tuple(field for field in fields if field != "t" or timed)
+            rows = np.flatnonzero((at < 0) & ~joint & ((learned["n"] == 1) | ("next_obs" not in fields)))
             if not len(rows):
                 continue
             known = np.flatnonzero(own["obs_known"]) if "obs" in fields else np.arange(len(self))
@@ -160,6 +200,21 @@ class Sampled:
             keys = mixed(*(learned[field][rows] for field in fields))
             at[rows] = self._best(index, known, keys, {field: column[rows] for field, column in learned.items()}, meta)
         return at
+
+    def joints(self, learned: Columns) -> tuple[Ints, Ints]:
+        """For each learned transition from an episode's last observation to the next one's reset: window and event of that, or -1."""
+        keys, places = [], []
+        for number, window in enumerate(self.windows):
+            resets = np.flatnonzero(window.stream.data["kind"] == RESET)
+            resets = resets[resets > 0]
+            obs = window.stream.data["h_obs"]
+            keys.append(mixed(obs[resets - 1], obs[resets]))
+            places.append(np.stack([np.full(len(resets), number), resets]))
+        at = _Index(np.concatenate(keys)).find(mixed(learned["obs"], learned["next_obs"]))
+        windows, events = np.concatenate(places, axis=1)
+        if not len(events):
+            return np.full(len(at), -1), np.full(len(at), -1)
+        return np.where(at >= 0, windows[at], -1), np.where(at >= 0, events[at], -1)
 
     def _by_identity(self, learned: Columns) -> Ints:
         """For each learned transition the row of its episode and time step, or -1."""
@@ -213,8 +268,11 @@ class Sampled:
     def unequal(self, at: Ints, learned: Columns, meta: Meta) -> dict[str, npt.NDArray[np.bool_]]:
         """For each field, where learned transitions differ from the sampled ones that begin in these rows."""
         expected, found = self.sides(at, learned, meta, learned["n"])
-        unequal = {field: found[field] != expected[field] for field in FIELDS}
-        unequal["obs"] &= self.columns["obs_known"][at]
+        skipped = [name for name, said in meta.get("fields", {}).items() if "skip" in said]
+        unequal = {field: found[field] != expected[field] for field in (*FIELDS, EPISODE_START) if field in found and field not in skipped}
+        for field in ("obs", EPISODE_START):
+            if field in unequal:
+                unequal[field] &= self.columns["obs_known"][at]
         return unequal
 
     def sides(self, at: Ints, learned: Columns, meta: Meta, n: Ints | int) -> tuple[Columns, Columns]:
@@ -230,6 +288,11 @@ class Sampled:
             "t": own["t"][at],
         }
         found = {field: learned[field] for field in expected}
+        if EPISODE_START in learned:
+            found[EPISODE_START] = learned[EPISODE_START]
+            expected[EPISODE_START] = np.where(found[EPISODE_START] < 0, found[EPISODE_START], own[EPISODE_START][at])
+        if meta.get("flags") == "done":
+            expected["terminated"] = expected["terminated"] | expected["truncated"]
         if meta.get("flags") == "exclusive":
             for side in (expected, found):
                 side["truncated"] = side["truncated"] & ~side["terminated"]
@@ -293,6 +356,14 @@ class Sampled:
         stream = self.windows[int(self.stream_of(np.array(row)))].stream
         event = int(self.columns["event"][row])
         return stream.key, int(stream.columns["episode"][event]), int(stream.columns["step"][event])
+
+    def place_before_stray(self, row: int) -> tuple[int, int]:
+        """Episode and step of the last event before the stray calls that came before a transition."""
+        stream = self.windows[int(self.stream_of(np.array(row)))].stream
+        event, by = int(self.columns["event"][row]) - 1, stream.data["by"]
+        while event > 0 and by[event] > 0:
+            event -= 1
+        return int(stream.columns["episode"][event]), int(stream.columns["step"][event])
 
     def place_in_episode(self, h_id: int, t: int) -> tuple[StreamKey, int, int]:
         """Where a step would be that nobody sampled: in its episode, if that is known."""

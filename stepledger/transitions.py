@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .crossings import Crossings
 from .format import Meta, StreamKey
 from .ledger import Ledger, Stream
 from .pairs import check_settings
 from .result import KEPT, Counter, Difference, Hop, Tally
-from .sampled import FIELDS, Columns, Ints, Sampled, Window, concatenate
+from .sampled import EPISODE_START, FIELDS, Columns, Ints, Sampled, Window, concatenate
 
 __all__ = ["TransitionHop"]
 
@@ -41,6 +42,7 @@ class TransitionHop:
         self._tally = Tally(name)
         self._tally.coverage = {"sampled": 0, "learned_once": 0, "learned_more_than_once": 0, "never_learned": 0}
         self._differences = _Differences(self._tally)
+        self._crossings = Crossings()
         self._windows: dict[StreamKey, Window] = {}
         self._learners: dict[Path, Ledger] = {}
         self._learned: list[Columns] = []
@@ -93,7 +95,7 @@ class TransitionHop:
         found, foreign = np.flatnonzero(at >= 0), np.flatnonzero(at < 0)
         if len(found):
             matched = {field: column[found] for field, column in learned.items()} if len(foreign) else learned
-            _compare(self._tally, self._differences, matched, sampled, at[found], meta)
+            _compare(self._tally, self._differences, self._crossings, matched, sampled, at[found], meta)
             sampled.times += np.bincount(at[found], minlength=len(sampled))
         self._longest = max(self._longest, int(learned["n"].max(initial=1)))
         self._notes = _notes(self._longest, meta)
@@ -143,6 +145,8 @@ class TransitionHop:
         self._untold += len(never) if open_end else 0
         if end and open_end and self._untold:
             tally.unknown.append(f"whether {self._untold:,} sampled steps were learned from: {open_end[0].path} has no end")
+        if end and not tally.unknown and (stopped := [ledger for ledger in learners if ledger.meta.get("stopped")]):
+            tally.unknown.append(f"what came after the end of {stopped[0].path}: {stopped[0].meta['stopped']}")
         undelivered = sampled.undelivered()
         if end and not open_end:
             tally.never_learned = _reasons(tally.coverage, int(undelivered[never].sum()), learners[0].meta)
@@ -166,6 +170,8 @@ class TransitionHop:
     def result(self) -> tuple[Hop, list[Difference]]:
         """What was found so far; steps that may still be learned from are counted as they are now."""
         hop = self._tally.hop((), self._notes)
+        told = dict.fromkeys(note for ledger in self._learners.values() for note in ledger.meta.get("notes", []))
+        hop = replace(hop, notes=(*hop.notes, *told, *self._crossings.notes()))
         if self._tally.dropped:  # how often what is left was learned from can't be told any more
             return replace(hop, coverage={}, never_learned={}), self._differences.kept
         coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}
@@ -200,14 +206,18 @@ def _notes(longest: int, meta: Meta) -> dict[str, str]:
     if longest > 1:
         notes["reward"] = f"summed over up to {longest} steps with gamma {meta.get('gamma')}"
     if meta.get("flags") == "exclusive":
-        notes["truncated"] = "where terminated is not set, as RLlib's replay buffers keep it"
-    return notes
+        whose = "RLlib's replay buffers keep it" if meta.get("replays") else "Stable-Baselines3 delivers it"
+        notes["truncated"] = f"where terminated is not set, as {whose}"
+    said = meta.get("fields", {})
+    return {**notes, **{name: one.get("skip") or one["note"] for name, one in said.items() if "skip" in one or "note" in one}}
 
 
 def _learned(stream: Stream) -> Columns:
     data = stream.data
     names = {"obs": "h_obs", "action": "h_act", "reward": "h_rew", "next_obs": "h_next"}
     columns = {field: data[names.get(field, field)] for field in FIELDS}
+    if "start" in data:
+        columns[EPISODE_START] = data["start"]
     steps = data["n"] if "n" in data else np.ones(len(stream), np.int64)
     return {**columns, "h_id": data["h_id"], "t": data["t"], "n": np.maximum(steps, 1)}
 
@@ -235,6 +245,7 @@ class _Differences:
         events: int = 1,
         first: dict[str, str] | None = None,
         second: dict[str, str] | None = None,
+        why: tuple[str, ...] = (),
     ) -> None:
         key, episode, step = place
         self._streams[key] = self._streams.get(key, 0) + 1
@@ -242,11 +253,19 @@ class _Differences:
         self._tally.extra += events if kind == "extra" else 0
         if self._streams[key] <= KEPT:
             name, runner, agent = self._tally.name, key.runner, key.agent
-            self.kept.append(Difference(name, key.env, episode, step, fields, kind, first or {}, second or {}, events, runner, agent))
+            sides = first or {}, second or {}
+            self.kept.append(Difference(name, key.env, episode, step, fields, kind, *sides, events, runner, agent, why))
 
     def never_sampled(self, rows: Ints, learned: Columns, sampled: Sampled) -> None:
         """Transitions that the learner got and no sampler gave."""
-        for row in rows.tolist():
+        joints = sampled.joints({field: learned[field][rows] for field in ("obs", "next_obs")})
+        for row, window, event in zip(rows.tolist(), *(part.tolist() for part in joints)):
+            if window >= 0:
+                stream = sampled.windows[window].stream
+                episode = int(stream.columns["episode"][event])
+                what = f"it joins the end of episode {episode - 1} to the reset of episode {episode}, which is no step of the environment"
+                self.keep((stream.key, episode, 0), ("event",), "extra", second={"event": what})
+                continue
             place = sampled.place_in_episode(int(learned["h_id"][row]), int(learned["t"][row]))
             self.keep(place, ("event",), "extra", second={"event": "it was never sampled"})
 
@@ -259,22 +278,35 @@ class _Differences:
                 self.keep(sampled.place(int(run[0])), ("event",), kind, len(run), second=note)
 
 
-def _compare(tally: Tally, differences: _Differences, learned: Columns, sampled: Sampled, at: Ints, meta: Meta) -> None:
+def _compare(
+    tally: Tally, differences: _Differences, crossings: Crossings, learned: Columns, sampled: Sampled, at: Ints, meta: Meta
+) -> None:
     """Compare learned transitions with the sampled ones that begin in the rows ``at``."""
     unequal = sampled.unequal(at, learned, meta)
     tally.events += len(at)
     for field, mask in unequal.items():
-        compared = int(sampled.columns["obs_known"][at].sum()) if field == "obs" else len(at)
+        compared = len(at)
+        if field == "obs":
+            compared = int(sampled.columns["obs_known"][at].sum())
+        elif field == EPISODE_START:
+            compared = int((sampled.columns["obs_known"][at] & (learned[field] >= 0)).sum())
         tally.compared[field] = tally.compared.get(field, 0) + compared
         tally.different[field] = tally.different.get(field, 0) + int(mask.sum())
     rows = np.flatnonzero(np.logical_or.reduce(list(unequal.values())))
     sides = sampled.sides(at[rows], {field: column[rows] for field, column in learned.items()}, meta, learned["n"][rows])
+    for field in (*FIELDS, *([EPISODE_START] if EPISODE_START in learned else [])):
+        tally.compared.setdefault(field, 0)
     for which, row in enumerate(rows.tolist()):
-        fields = tuple(field for field in FIELDS if unequal[field][row])
+        fields = tuple(field for field in unequal if unequal[field][row])
         first, second = (
             {name: text for name in fields if (text := _text(name, side[name][which], sampled.reward_dtype))} for side in sides
         )
-        differences.keep(sampled.place(int(at[row])), fields, "changed", first=first, second=second)
+        place = sampled.place(int(at[row]))
+        why = crossings.cut(sampled, int(at[row]), place)
+        differences.keep(place, fields, "changed", first=first, second=second, why=why)
+    marked = learned[EPISODE_START] >= 0 if EPISODE_START in learned else np.zeros(len(at), bool)
+    for place, sentence in crossings.uncut(sampled, at, rows, marked):
+        differences.keep(place, ("event",), "extra", second={"event": sentence})
 
 
 def _text(field: str, value: Any, reward_dtype: str) -> str:

@@ -113,6 +113,17 @@ def test_sb3_example(fault: str | None, rate: float, found: str | None, tmp_path
         assert any(line.startswith("env 1, episode ") and found in line for line in process.stdout.splitlines()), process.stdout
 
 
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize(("name", "size"), [("cleanrl_ppo.py", ["--updates", 3]), ("cleanrl_dqn.py", ["--steps", 300])])
+def test_cleanrl_example(name: str, size: list[Any], fault: bool, tmp_path: Path) -> None:
+    needs("torch")
+    process = example(name, tmp_path, *size, *(["--fault", "reset_row"] if fault else []))
+    assert process.returncode == fault, process.stdout + process.stderr
+    found = [line for line in process.stdout.splitlines() if "joins the end of episode" in line]
+    assert len(found) == (4 if fault else 0)
+    assert "obs, action, reward, next_obs, terminated, truncated" in process.stdout
+
+
 RLLIB = {
     "rllib_ppo.py": ("obs:f16", "obs differs (env gave ["),
     "rllib_dqn.py": ("reward:scale", "reward differs"),

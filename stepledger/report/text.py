@@ -42,7 +42,8 @@ def line(difference: Difference) -> str:
     runner = f"runner {difference.runner}, " if difference.runner else ""
     agent = f", agent {difference.agent}" if difference.agent else ""
     where = f"{runner}env {difference.env}{agent}, episode {difference.episode}, step {difference.step}"
-    return f"{where}: {_what(difference)}"
+    why = difference.explanations[:1]
+    return "; ".join([f"{where}: {_what(difference)}", *why])
 
 
 #: Hop -> who gave and who received, as a sentence says it.
@@ -50,6 +51,7 @@ _SIDES = {
     "env -> vector": ("env gave", "trainer received"),
     "vector -> episode": ("vector env gave", "episode holds"),
     "episode -> learner": ("episode holds", "learner received"),
+    "vector -> learner": ("trainer was given", "learner holds"),
 }
 
 

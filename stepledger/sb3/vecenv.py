@@ -1,4 +1,4 @@
-"""The vector tap for Stable-Baselines3 (extra: ``sb3``)."""
+"""The vector tap, as a wrapper that one puts in oneself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from .digest import SpaceDigest
-from .errors import LedgerError
-from .format import Place, StreamKey
-from .recorder import Recorder, describe
-from .recording import OnError
-from .vector import MISSING_OBSERVATION, SAME_STEP, Result, RowRecorder, ledger_path
+from ..digest import SpaceDigest
+from ..errors import LedgerError
+from ..format import Place, StreamKey
+from ..recorder import Recorder, describe
+from ..recording import OnError
+from ..vector import MISSING_OBSERVATION, SAME_STEP, Result, RowRecorder, ledger_path
 
 __all__ = ["LedgerVecEnv"]
 

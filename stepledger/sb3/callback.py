@@ -1,0 +1,410 @@
+"""The learner tap: a callback that records what a Stable-Baselines3 algorithm stores to learn from, and compares it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from ..compare import compare
+from ..digest import DIGESTS
+from ..errors import LedgerError
+from ..recording import OnError, check_on_error, warn
+from ..result import Comparison
+from ..strays import joins, overwritten
+from .callers import Callers
+from .handed import HandedStep, StrayCalls, innermost
+from .hooks import Hooks, unhooked
+from .stored import StoredRows, buffer_of
+from .vecenv import LedgerVecEnv
+from .watch import VectorWatch
+
+__all__ = ["LedgerCallback"]
+
+OnDifference = Literal["log", "warn", "stop"]
+
+#: Methods of an algorithm that ``learn()`` calls: if one of them raises, there is no end of training to undo things at.
+_GUARDED = ("collect_rollouts", "train", "dump_logs", "_dump_logs", "_update_current_progress_remaining")
+
+
+class LedgerCallback(BaseCallback):
+    """Records what goes into the rollout or replay buffer, and compares it with what the VecEnv gave.
+
+    Pass it to ``model.learn(callback=...)``, alone or in a list, in any place there. It writes ``vector.npz``, what the innermost VecEnv
+    gave, and ``learner.npz``, what was stored, into a run directory, which may hold the ledgers of `stepledger.LedgerEnv` too. Rows are
+    compared as they are stored; at the end of ``learn()`` the ledgers are compared once more, and the report is printed:
+    ``stepledger compare DIRECTORY`` gives it again.
+
+    Where somebody other than the trainer resets or steps the training env, the report names the file and line.
+
+    Nothing of the run changes: classes are patched from the beginning of ``learn()`` to its end, also if that is an exception, and
+    nothing else is.
+
+    Args:
+        path: The run directory; made if it isn't there.
+        on_difference: What to do at the first difference, when it is stored: ``"log"`` prints it, ``"warn"`` warns, ``"stop"`` warns and
+            ends ``learn()`` at the next step. All are counted as ``stepledger/differences`` in the logger of the algorithm.
+        digest: ``"xxh3_64"`` or ``"blake2b"``; the same as that of a `LedgerEnv`.
+        on_error: As in `LedgerEnv`.
+        verbose: As in every callback; 0 and 1 make no difference.
+
+    Attributes:
+        comparison: The result, from the end of ``learn()`` on; `None` before, and where nothing could be compared.
+        differences: Number of differences found so far at the learner.
+
+    Raises:
+        LedgerError: A setting is unknown.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        on_difference: OnDifference = "log",
+        digest: str = "xxh3_64",
+        on_error: OnError = "warn",
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(verbose)
+        if on_difference not in ("log", "warn", "stop"):
+            raise LedgerError(f"on_difference={on_difference!r} is unknown: use 'log', 'warn' or 'stop'.")
+        if digest not in DIGESTS:
+            raise LedgerError(f"digest {digest!r} is unknown: use one of {', '.join(DIGESTS)}.")
+        check_on_error(on_error)
+        self._directory = Path(path).absolute()
+        if self._directory.suffix == ".npz" or self._directory.is_file():
+            raise LedgerError(f"{path} names a file: LedgerCallback takes the run directory, in which it writes several.")
+        self._on_difference, self._digest, self._on_error = on_difference, digest, on_error
+        self.comparison: Comparison | None = None
+        self.differences = 0
+        self._watch: VectorWatch | None = None
+        self._rows: StoredRows | None = None
+        self._hooks = Hooks()
+        self._learning: Any = None  # the model of the ledgers
+        self._told: set[str] = set()
+        self._added_by_others = 0
+
+    # The life of one learn().
+
+    def _init_callback(self) -> None:
+        try:
+            self._attach()
+        except LedgerError as error:
+            self._detach()
+            self._say(f"{error} This run is not recorded.")
+        except Exception as error:
+            self._fail(error)
+
+    def _attach(self) -> None:
+        model = self.model
+        self._detach()
+        self.comparison = None
+        if buffer_of(model) is None:
+            self._say(f"{type(model).__name__} has no rollout or replay buffer: there is nothing that a learner tap could record.")
+            return
+        if self._is_another(model):
+            self._say("this LedgerCallback recorded another model, and this one is not recorded: make a LedgerCallback for each.")
+            return
+        self._refuse_second_tap(model.env)
+        self._take_directory()
+        watch, rows = self._watch, self._rows
+        if watch is None or rows is None:
+            options: dict[str, Any] = {"digest": self._digest, "on_error": self._on_error}
+            watch = self._watch = VectorWatch(model, self._directory / "vector.npz", **options, fail=self._fail)
+            rows = self._rows = StoredRows(model, self._directory / "learner.npz", **options)
+            if not rows.known:
+                watch.on_stray = self._judge_call
+                self._say(
+                    f"{type(rows.buffer).__name__} is no buffer that this version knows: what it stores is not compared, "
+                    "only calls of the training env that are not the trainer's are looked for."
+                )
+            else:
+                rows.recorder.begin()
+        elif not watch.fits(model):
+            self._say("the VecEnv was replaced by one with other spaces or another number of environments: what comes now is not recorded.")
+            return
+        watch_env: Any = model.env
+        if getattr(innermost(watch_env), "waiting", False):
+            self._say(
+                "a step was sent to the SubprocVecEnv, and its replies were never received: replies may come a step late from here on, "
+                "so make the VecEnv again."
+            )
+        fresh = self._was_reset(model)
+        self._learning = model
+        rows.attach(model)
+        self._callers = Callers(model)
+        watch.attach(model, self._hooks, fresh)
+        self._hook_buffer(rows)
+        for name in _GUARDED:
+            if hasattr(model, name):
+                own = {"collect_rollouts": self._around_rollout, "dump_logs": self._around_log, "_dump_logs": self._around_log}
+                self._hooks.add(model, name, own.get(name, self._guard))
+        top = self._outermost()
+        self._hooks.add(top, "on_training_start", self._guard)
+        self._hooks.add(top, "on_training_end", self._around_end)
+        for other in _family(top):
+            if other is not self:
+                self._hooks.add(other, "init_callback", self._guard)
+
+    def _take_directory(self) -> None:
+        """Have the callback that wrote there before close its ledgers, which are then set aside."""
+        other = _open.get(self._directory)
+        if other is not None and other is not self:
+            if other._hooks:
+                raise LedgerError(f"another LedgerCallback is recording into {self._directory}: give each a directory of its own.")
+            other.close()
+        _open[self._directory] = self
+
+    def _is_another(self, model: Any) -> bool:
+        """Whether this is not the model of the ledgers, nor that model loaded again, which has made updates before."""
+        known = self._learning
+        if known is None or model is known:
+            return False
+        return type(model) is not type(known) or not model._n_updates
+
+    def _refuse_second_tap(self, env: Any) -> None:
+        while hasattr(env, "venv"):
+            if isinstance(env, LedgerVecEnv) and (path := env._rows.recorder.path) is not None and path.is_relative_to(self._directory):
+                raise LedgerError(
+                    f"LedgerCallback records what LedgerVecEnv does, and both would write into {self._directory}: take LedgerVecEnv out."
+                )
+            env = env.venv
+
+    def _was_reset(self, model: Any) -> bool:
+        """Whether ``learn()`` has just reset the env."""
+        frame: Any = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_name == "_setup_learn" and frame.f_locals.get("self") is model:
+                if frame.f_locals.get("reset_num_timesteps", True):
+                    return True
+                break
+            frame = frame.f_back
+        assert self._watch is not None
+        if self._watch.begun:
+            return not self._watch.goes_on(model)
+        return bool(np.all(model._last_episode_starts))
+
+    def _outermost(self) -> BaseCallback:
+        """The callback that ``learn()`` itself calls."""
+        code, top, frame = unhooked(BaseCallback.init_callback).__code__, self, sys._getframe()
+        while frame is not None:
+            if frame.f_code is code:
+                top = frame.f_locals["self"]
+            frame = frame.f_back  # type: ignore[assignment]
+        return top
+
+    def _hook_buffer(self, rows: StoredRows) -> None:
+        if rows.known:
+            self._hooks.add(rows.buffer, "add", self._on_add)
+
+    def _guard(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What raises ends the recording of this ``learn()``: it won't come to its end."""
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _around_rollout(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._look_for_replacements()
+        result = self._guard(original, *args, **kwargs)
+        if self._watch is not None and self._hooks:
+            self._watch.stopped()
+        return result
+
+    def _around_log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.logger.record("stepledger/differences", self.differences)  # each dump empties the logger
+        return self._guard(original, *args, **kwargs)
+
+    def _look_for_replacements(self) -> None:
+        """Notice an env or a buffer that was put in the place of another while learning goes on."""
+        watch, rows, model = self._watch, self._rows, self.model
+        if not self._hooks or watch is None or rows is None:
+            return
+        if model.env is not watch.outer:
+            self._end_recording(
+                f"the VecEnv of the model was replaced under way, after call {watch.calls:,}: what comes from here on is not recorded. Use "
+                "set_env between two calls of learn()"
+            )
+        elif buffer_of(model) is not rows.buffer:
+            rows.attach(model)
+            self._hook_buffer(rows)
+
+    def _around_end(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._guard(original, *args, **kwargs)
+        self._finish()
+
+    def _interrupted(self) -> None:
+        if self._watch is not None:
+            self._watch.stopped()
+        self._detach()
+        self._flush()
+
+    def _finish(self) -> None:
+        if not self._hooks:
+            return
+        self._interrupted()
+        assert self._watch is not None
+        self._flush_env_side()
+        try:
+            self.comparison = compare(self._directory)
+        except LedgerError as error:
+            self._say(str(error))
+        except Exception as error:  # the run itself has come to its end, and must not fail by this
+            self._say(f"{self._directory} could not be compared: {type(error).__name__}: {error}")
+        else:
+            print(f"{self.comparison}\nstepledger: compare again with: stepledger compare {self._directory}", flush=True)
+
+    def _flush_env_side(self) -> None:
+        """Have the environments' own ledgers written, if there are any: they stay open."""
+        assert self._watch is not None
+        try:
+            if self._watch.inner.has_attr("ledger_place"):
+                self._watch.inner.env_method("flush")
+        except Exception as error:  # without them, what they have written so far is compared
+            self._say(f"the ledgers of the environments could not be written ({error}).")
+
+    def _detach(self) -> None:
+        self._hooks.undo()
+
+    def _flush(self) -> None:
+        if self._watch is not None:
+            self._watch.recorder.flush()
+        if self._rows is not None and self._rows.known:
+            self._rows.recorder.flush()
+
+    def close(self) -> None:
+        """Write the ledgers and record no more; they are written at the end of each ``learn()`` too."""
+        self._detach()
+        if self._watch is not None:
+            self._watch.recorder.close()
+        if self._rows is not None:
+            self._rows.recorder.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """Recording failed: that ends it, and the run goes on."""
+        if self._watch is None or self._rows is None:
+            self._detach()
+            self._say(f"recording to {self._directory} could not begin, training goes on: {type(error).__name__}: {error}")
+            return
+        self._detach()
+        self._rows.recorder.fail(error)
+        self._watch.recorder.recording = self._rows.recorder.recording
+
+    def _end_recording(self, why: str) -> None:
+        assert self._watch is not None
+        assert self._rows is not None
+        self._watch.stopped()
+        self._detach()
+        for recorder in (self._watch.recorder, self._rows.recorder):
+            recorder.final["stopped"] = why
+        self._flush()
+        self._say(f"{why}.")
+
+    # What is stored, and what is found.
+
+    def _on_add(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        watch, rows = self._watch, self._rows
+        assert watch is not None
+        assert rows is not None
+        try:
+            at = rows.position()
+            stranger = self._callers.stranger()
+        except Exception as error:
+            self._fail(error)
+            return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if not rows.recorder.recording:
+            return result
+        try:
+            step = watch.pending
+            if stranger is not None or step is None:
+                self._added_by_others += 1
+                rows.recorder.final["notes"] = [
+                    f"{self._added_by_others:,} rows were added to the buffer outside of a step, and not compared"
+                ]
+            else:
+                differs, marked = rows.record(at, step, self.locals)
+                watch.stored()
+                self._judge(step, differs, marked)
+        except Exception as error:
+            self._fail(error)
+        return result
+
+    def _judge(self, step: HandedStep, differs: dict[str, Any], marked: bool) -> None:
+        """Count the differences of a row, and say what the first is."""
+        stray = step.stray
+        if not differs and stray is None:
+            return
+        wrong = np.logical_or.reduce(list(differs.values())) if differs else np.zeros(len(step.t), bool)
+        count = int(wrong.sum())
+        if stray is not None and not stray.calls.handed_over and not marked:
+            count += int((stray.envs & ~stray.shown & ~wrong).sum())
+        for one in (stray, self._watch.stray if self._watch is not None else None):
+            if one is not None:
+                one.shown |= wrong
+        self.differences += count
+        if count and self._on_difference_once():
+            self._tell(self._sentence(step, wrong, list(differs)))
+
+    def _judge_call(self, stray: StrayCalls) -> None:
+        """What can be said where the buffer isn't known: that there was a stray call."""
+        self.differences += int(stray.envs.sum())
+        if self._on_difference_once():
+            self._tell(f"{stray.calls}; what it means for what is stored is not known")
+
+    def _on_difference_once(self) -> bool:
+        first = "difference" not in self._told
+        self._told.add("difference")
+        return first
+
+    def _sentence(self, step: HandedStep, wrong: Any, fields: list[str]) -> str:
+        assert self._watch is not None
+        rows, stray = int(wrong.sum()), step.stray or self._watch.stray
+        if stray is None:
+            env = int(np.argmax(wrong))
+            what = f"{', '.join(fields)} differ{'s' if len(fields) == 1 else ''} from what the trainer was given"
+            return f"call {self._watch.calls:,}: {what}, in the transitions of {rows:,} envs (env {env} first)"
+        env = int(np.argmax(wrong if rows else stray.envs))
+        before = int(stray.before[0][env]), int(stray.before[1][env])
+        if step.stray is None:
+            what = overwritten(env, before)
+        else:
+            what = joins(env, before, (int(stray.after[0][env]), int(stray.after[1][env]) + 1))
+        return f"{stray.calls}; {what}; {rows:,} stored transitions cross {stray.calls.cut}"
+
+    def _tell(self, text: str) -> None:
+        if self._on_difference == "log":
+            print(f"stepledger: {text}", flush=True)
+        else:
+            warn(text)
+
+    def _say(self, sentence: str) -> None:
+        """One warning of each kind."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            warn(sentence)
+
+    def _on_step(self) -> bool:
+        return not (self.differences and self._on_difference == "stop")
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a LedgerCallback belongs to one run and can't be pickled or copied: make another one.")
+
+
+#: Who has ledgers open in a directory.
+_open: weakref.WeakValueDictionary[Path, LedgerCallback] = weakref.WeakValueDictionary()
+
+
+def _family(callback: Any) -> Iterator[Any]:
+    """A callback and those inside it."""
+    yield callback
+    for child in [*getattr(callback, "callbacks", []), *([callback.callback] if getattr(callback, "callback", None) is not None else [])]:
+        if isinstance(child, BaseCallback):
+            yield from _family(child)

@@ -1,0 +1,90 @@
+"""Who calls the training env: the trainer, or somebody else, and from where."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from .hooks import unhooked
+
+__all__ = ["Caller", "Callers"]
+
+#: Methods of a callback that the trainer calls; what is called below one of them is not the trainer's.
+_CALLBACK_METHODS = ("on_training_start", "on_rollout_start", "on_step", "on_rollout_end", "on_training_end", "update_locals")
+#: Methods of an algorithm below which it steps its env.
+_TRAINER_METHODS = ("collect_rollouts", "learn")
+
+#: Packages whose lines say less than the line that called them.
+_LIBRARIES = ("stable_baselines3", "sb3_contrib", "stepledger", "gymnasium")
+
+
+class Caller(NamedTuple):
+    """Where a call that is not the trainer's comes from.
+
+    Attributes:
+        who: ``"a callback"``, or what else it is.
+        place: File and line.
+    """
+
+    who: str
+    place: str
+
+
+class Callers:
+    """Tells the calls of a model's trainer from others by the stack.
+
+    Args:
+        model: The algorithm.
+    """
+
+    def __init__(self, model: Any) -> None:
+        # By their ids: a code object's hash looks at all of it, each time.
+        callback = {unhooked(vars(cls)[name]).__code__ for cls in BaseCallback.__mro__ for name in _CALLBACK_METHODS if name in vars(cls)}
+        functions = [unhooked(vars(cls)[name]) for cls in type(model).__mro__ for name in _TRAINER_METHODS if name in vars(cls)]
+        trainer: set[CodeType] = {function.__code__ for function in functions if hasattr(function, "__code__")}
+        self._alive = callback, trainer
+        self._callback, self._trainer = set(map(id, callback)), set(map(id, trainer))
+
+    def stranger(self) -> Caller | None:
+        """Who makes the call that is under way; `None` if it is the trainer."""
+        start = frame = sys._getframe(2)
+        while frame is not None:
+            code = id(frame.f_code)
+            if code in self._callback:
+                return Caller("a callback", _place(start, frame))
+            if code in self._trainer:
+                return None
+            frame = frame.f_back  # type: ignore[assignment]
+        return Caller("a call from outside of the trainer", _place(start, None))
+
+
+def _place(frame: FrameType | None, end: FrameType | None) -> str:
+    """File and line of the innermost frame that is nobody's library; else of the callback, and of the script that started training."""
+    last: FrameType | None = None
+    while frame is not None and frame is not end:
+        if not _is_library(frame):
+            return _line(frame)
+        last, frame = frame, frame.f_back
+    if last is None:
+        return "an unknown place"
+    inside = f"{_line(last)} in {_owner(last)}"
+    while frame is not None and _is_library(frame):
+        frame = frame.f_back
+    return inside if frame is None else f"{inside}, training started from {_line(frame)}"
+
+
+def _owner(frame: FrameType) -> str:
+    owner = frame.f_locals.get("self")
+    return frame.f_code.co_name if owner is None else f"{type(owner).__name__}.{frame.f_code.co_name}"
+
+
+def _is_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+
+
+def _line(frame: FrameType) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,117 @@
+"""Seeing the calls of methods of single objects, and undoing it: the one place where anything of Stable-Baselines3 is patched.
+
+Classes are patched, never instances: ``model.save``, ``save_replay_buffer`` and a worker's start pickle instances.
+Each object of the class that nobody looks at takes one dictionary look-up more, and is otherwise called as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Gate", "Hooks", "unhooked"]
+
+#: ``handler(original, *args, **kwargs)``: called in place of a method, which it calls.
+Handler = Callable[..., Any]
+
+
+class Gate:
+    """While it is closed, calls go past the handlers behind it: for methods that are called often, and seldom of interest."""
+
+    closed = False
+
+
+class _Hooked:
+    """A method of a class that is patched as long as somebody looks at the calls of one of its objects."""
+
+    def __init__(self, cls: type, name: str) -> None:
+        self.original: Callable[..., Any] = getattr(cls, name)
+        self.handlers: dict[int, tuple[Handler, ...]] = {}
+        self.gates: dict[int, Gate] = {}
+        self._cls, self._name, self._own = cls, name, name in vars(cls)
+        original, handlers, gates = self.original, self.handlers, self.gates
+
+        @functools.wraps(original)
+        def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            gate = gates.get(id(self))
+            if gate is not None and gate.closed:
+                return original(self, *args, **kwargs)
+            found = handlers.get(id(self))
+            if found is None:
+                return original(self, *args, **kwargs)
+            call = functools.partial(original, self)
+            if len(found) > 1:
+                for handler in found[:-1]:
+                    call = functools.partial(handler, call)
+            return found[-1](call, *args, **kwargs)
+
+        setattr(cls, name, dispatch)  # what can't be patched, such as a class of a C extension, says so here
+
+    def undo(self) -> None:
+        if self._own:
+            setattr(self._cls, self._name, self.original)
+        else:
+            delattr(self._cls, self._name)
+
+
+_hooked: dict[tuple[type, str], _Hooked] = {}
+_lock = threading.RLock()
+
+
+class Hooks:
+    """The calls that one observer looks at."""
+
+    def __init__(self) -> None:
+        self._mine: list[tuple[tuple[type, str], Any, Handler]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._mine)
+
+    def add(self, target: Any, name: str, handler: Handler, gate: Gate | None = None) -> None:
+        """Have a handler called in place of a method of an object.
+
+        Args:
+            target: The object; it is kept alive until `undo`.
+            name: Of the method.
+            handler: ``handler(original, *args, **kwargs)``.
+            gate: Whether it is called, where it is the only one; among several it is called in any case.
+
+        Raises:
+            TypeError: The class of the object can't be patched.
+        """
+        key = type(target), name
+        with _lock:
+            hooked = _hooked.get(key)
+            if hooked is None:
+                hooked = _hooked[key] = _Hooked(*key)
+            hooked.handlers[id(target)] = (*hooked.handlers.get(id(target), ()), handler)
+            if gate is not None and len(hooked.handlers[id(target)]) == 1:
+                hooked.gates[id(target)] = gate
+            else:  # several observers have several gates, and look themselves
+                hooked.gates.pop(id(target), None)
+        self._mine.append((key, target, handler))
+
+    def undo(self) -> None:
+        """Take all handlers away; a class that nobody looks at any more is as it was."""
+        with _lock:
+            while self._mine:
+                key, target, handler = self._mine.pop()
+                hooked = _hooked[key]
+                left = tuple(one for one in hooked.handlers[id(target)] if one is not handler)
+                if left:
+                    hooked.handlers[id(target)] = left
+                else:
+                    del hooked.handlers[id(target)]
+                    hooked.gates.pop(id(target), None)
+                if not hooked.handlers:
+                    del _hooked[key]
+                    hooked.undo()
+
+
+def unhooked(function: Any) -> Any:
+    """The function below any hooks."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function

@@ -1,0 +1,243 @@
+"""What a buffer of Stable-Baselines3 has stored, read back: the learner tap of `LedgerCallback`.
+
+Each field is taken through the known function by which it comes from what the env gave, and recorded as the env gave it where the two
+agree; else as it was stored. Which functions these are was measured with stable-baselines3 and sb3-contrib 2.9.2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer, RolloutBuffer
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+from ..digest import SpaceDigest
+from ..format import TRANSITION, StreamKey
+from ..recorder import describe
+from ..recording import OnError
+from .handed import Digests, HandedStep
+from .stage import RowStage, bits_of, bytes_of, digests
+
+__all__ = ["StoredRows", "buffer_of"]
+
+Flags = npt.NDArray[np.bool_]
+
+#: How far a recomputed value may be from a stored one, relative and absolute: the last digits of float32.
+_TOLERANCE = 1e-6
+
+_NOT_STORED = "a rollout buffer stores no"
+
+
+def buffer_of(model: Any) -> Any:
+    """The buffer that a model learns from; `None` if it has none."""
+    return getattr(model, "rollout_buffer", None) or getattr(model, "replay_buffer", None)
+
+
+class StoredRows:
+    """Records the rows of a rollout or replay buffer.
+
+    Args:
+        model: The algorithm.
+        path: The ledger.
+        digest: As in `stepledger.LedgerEnv`.
+        on_error: Likewise.
+
+    Attributes:
+        known: Whether rows of this buffer can be read.
+    """
+
+    def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError) -> None:
+        self.buffer = buffer_of(model)
+        self.known = isinstance(self.buffer, (RolloutBuffer, ReplayBuffer))
+        self._observations = SpaceDigest(model.observation_space, digest)
+        self._actions = SpaceDigest(model.action_space, digest)
+        self.attach(model)
+        meta = describe(
+            "learner",
+            self._observations,
+            self._actions,
+            [StreamKey(env=env) for env in range(model.n_envs)],
+            reward_dtype=np.float32,
+            digest=digest,
+            columns={"h_next": "<u8", "h_id": "<u8", "t": "<i8", "start": "<i8"},
+            fields=self._said(model),
+            flags="exclusive" if self._has_timeouts else "done",
+            each_step="once",
+            run="",
+            taps=["vector", "learner"],
+        )
+        self.recorder = RowStage(path, meta, on_error=on_error)
+        self._template = self.recorder.template(kind=TRANSITION, h_id=np.arange(1, model.n_envs + 1), start=-1)
+
+    def attach(self, model: Any) -> None:
+        """Go on with a model, and with its buffer of now."""
+        self.model, self.buffer = model, buffer_of(model)
+        self._on_policy = isinstance(self.buffer, RolloutBuffer)
+        self._has_timeouts = not self._on_policy and getattr(self.buffer, "handle_timeout_termination", False)
+        # Buffers that join several rows in a sample must know where an episode was cut.
+        self._joins = isinstance(self.buffer, (HerReplayBuffer, NStepReplayBuffer))
+        self._normalised = None if self._on_policy else model._vec_normalize_env
+
+    def _said(self, model: Any) -> dict[str, dict[str, str]]:
+        """What the ledger says of its fields: those that can't be compared, and by which functions others are taken first."""
+        said: dict[str, dict[str, str]] = {}
+        box = isinstance(model.action_space, spaces.Box)
+        if self._on_policy:
+            said["next_obs"] = {"skip": f"{_NOT_STORED} next observations"}
+            said["terminated"] = {"skip": f"{_NOT_STORED} ends, but episode_start of the next row"}
+            said["truncated"] = {"skip": f"{_NOT_STORED} time limits, but adds gamma * V(final observation) to the reward"}
+            said["reward"] = {"note": f"without the gamma * V(final observation) of a time limit, computed again within {_TOLERANCE}"}
+            if box:
+                said["action"] = {"note": "unscaled to the action space" if self._squashes(model) else "clipped to the action space"}
+        else:
+            if box:
+                said["action"] = {"note": "unscaled to the action space"}
+            if not self._has_timeouts:
+                said["truncated"] = {"skip": "this replay buffer stores no time limits"}
+                said["terminated"] = {"note": "as the end of the episode, by termination or time limit"}
+            if self._normalised is not None:
+                said["next_obs"] = {"note": "a final observation after VecNormalize has normalised it and taken that back"}
+            if not self._joins:
+                said["episode_start"] = {"skip": "this replay buffer stores single transitions"}
+        return said
+
+    @staticmethod
+    def _squashes(model: Any) -> bool:
+        return bool(model.policy.squash_output) and not hasattr(model, "_last_lstm_states")  # RecurrentPPO clips in any case
+
+    def position(self) -> tuple[int, npt.NDArray[np.bool_] | None]:
+        """Where the next row goes, and whether it begins an episode, if the buffer knows; to be asked before it is added."""
+        buffer = self.buffer
+        starts = None
+        if isinstance(buffer, HerReplayBuffer):
+            starts = buffer._current_ep_start == buffer.pos
+        elif self._joins:
+            starts = (buffer.dones[buffer.pos - 1] != 0) | (buffer.timeouts[buffer.pos - 1] != 0)
+        return int(buffer.pos), starts
+
+    def record(
+        self, at: tuple[int, npt.NDArray[np.bool_] | None], step: HandedStep, locals_: dict[str, Any]
+    ) -> tuple[dict[str, Flags], bool]:
+        """Record the row that was added last.
+
+        Args:
+            at: `position` before that.
+            step: The trainer's step that it should hold.
+            locals_: The trainer's local variables, as callbacks get them.
+
+        Returns:
+            For each field that differs, in which environments; whether the row says if it begins an episode.
+        """
+        buffer, (pos, start) = self.buffer, at
+        n = len(step.t)
+        h_obs = self._digests(_row(buffer.observations, pos), step.raw_obs, step.obs)
+        h_act = self._taken_back(buffer.actions[pos], step)
+        h_rew = self._without_bootstrap(buffer.rewards[pos].reshape(n), step, locals_)
+        pairs: list[tuple[str, npt.NDArray[Any], npt.NDArray[Any]]] = [
+            ("obs", h_obs, step.obs),
+            ("action", h_act, step.h_act),
+            ("reward", h_rew, step.h_rew),
+        ]
+        h_next = terminated = truncated = None
+        if self._on_policy:
+            start = buffer.episode_starts[pos].reshape(n) != 0
+        else:
+            h_next = self._next_obs(pos, step)
+            pairs.append(("next_obs", h_next, step.next_obs))
+            terminated = truncated = buffer.dones[pos].reshape(n) != 0
+            if not step.ended and not terminated.any():
+                pass
+            elif self._has_timeouts:
+                truncated = terminated & (buffer.timeouts[pos].reshape(n) != 0)
+                terminated = terminated & ~truncated
+                pairs += [("terminated", terminated, step.done & ~step.timeout), ("truncated", truncated, step.timeout)]
+            else:
+                pairs.append(("terminated", terminated, step.done))
+            if step.first:  # nobody promised that what was stored by an earlier learn() ends
+                start = None
+        if start is not None:
+            pairs.append(("episode_start", start, step.start))
+        self.recorder.reserve(1)
+        row, columns = self.recorder.add(self._template), self.recorder.columns
+        columns["h_obs"][row], columns["h_act"][row], columns["h_rew"][row], columns["t"][row] = h_obs, h_act, h_rew, step.t
+        if not self._on_policy:
+            columns["h_next"][row], columns["terminated"][row], columns["truncated"][row] = h_next, terminated, truncated
+        if start is not None:
+            columns["start"][row] = start
+        return {field: found != expected for field, found, expected in pairs if found.tobytes() != expected.tobytes()}, start is not None
+
+    def _digests(self, stored: Any, raw: bytes, handed: Digests) -> Digests:
+        """The digests of stored observations, where they are those of what was handed to the trainer."""
+        return handed if raw and bytes_of(stored, self.model.observation_space) == raw else digests(self._observations, stored)
+
+    def _taken_back(self, stored: npt.NDArray[Any], step: HandedStep) -> Digests:
+        """The digests of stored actions as they are sent to the env."""
+        space: gymnasium.Space[Any] = self.model.action_space
+        if isinstance(space, spaces.Box):
+            stored = stored.reshape(-1, *space.shape)
+            if not self._on_policy or self._squashes(self.model):
+                sent = self.model.policy.unscale_action(stored)
+            else:
+                sent = np.clip(stored, space.low, space.high)
+            if sent.dtype == step.actions.dtype and sent.tobytes() == step.actions.tobytes():
+                return step.h_act
+            taken = digests(self._actions, sent)
+            if stored.dtype != step.actions.dtype:  # replay buffers store float64 actions as float32
+                close = np.isclose(sent, step.actions, rtol=_TOLERANCE, atol=_TOLERANCE).reshape(len(sent), -1).all(1)
+                taken = np.where(close, step.h_act, taken)
+            return taken
+        if stored.dtype == step.actions.dtype and stored.tobytes() == step.actions.tobytes():
+            return step.h_act
+        if isinstance(space, spaces.Discrete):
+            return digests(self._actions, stored.reshape(-1))
+        return digests(self._actions, stored.reshape(-1, *(space.shape or ())))
+
+    def _next_obs(self, pos: int, step: HandedStep) -> Digests:
+        buffer = self.buffer
+        if buffer.optimize_memory_usage:
+            stored = _row(buffer.observations, (pos + 1) % buffer.buffer_size)
+        else:
+            stored = _row(buffer.next_observations, pos)
+        h_next = self._digests(stored, step.raw_next_obs, step.next_obs)
+        if self._normalised is None:
+            return h_next
+        h_next = h_next.copy()
+        for env in np.flatnonzero(step.done & (h_next != step.next_obs)).tolist():
+            final = step.infos[env].get("terminal_observation")
+            if final is not None and self._observations.one(self._normalised.unnormalize_obs(final)) == int(h_next[env]).to_bytes(8, "big"):
+                h_next[env] = step.next_obs[env]
+        return h_next
+
+    def _without_bootstrap(self, stored: npt.NDArray[Any], step: HandedStep, locals_: dict[str, Any]) -> npt.NDArray[np.uint32]:
+        """The bits of stored rewards; of those that are as they should be stored, the bits of the rewards that were given."""
+        by_time_limit = np.flatnonzero(step.timeout).tolist() if self._on_policy else []
+        if not by_time_limit and stored.tobytes() == step.reward.tobytes():
+            return step.h_rew
+        bits = bits_of(stored).copy()
+        for env in by_time_limit:
+            final = step.infos[env].get("terminal_observation")
+            if final is not None:
+                expected = step.reward[env] + self.model.gamma * self._value(final, env, locals_)
+                if np.isclose(stored[env], expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+                    bits[env] = step.h_rew[env]
+        return bits
+
+    def _value(self, obs: Any, env: int, locals_: dict[str, Any]) -> float:
+        """V of a final observation, as the trainer computes it."""
+        policy = self.model.policy
+        arguments: tuple[Any, ...] = (policy.obs_to_tensor(obs)[0],)
+        with torch.no_grad():
+            if hasattr(self.model, "_last_lstm_states"):
+                lstm = tuple(part[:, env : env + 1, :].contiguous() for part in locals_["lstm_states"].vf)
+                arguments += (lstm, torch.tensor([False], dtype=torch.float32, device=self.model.device))
+            return float(policy.predict_values(*arguments)[0])
+
+
+def _row(column: Any, pos: int) -> Any:
+    return {key: part[pos] for key, part in column.items()} if isinstance(column, dict) else column[pos]

@@ -1,0 +1,199 @@
+"""The learner tap of a training loop of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from common import MODES, VECTORS, Walk, assert_equal, vector_of
+from gymnasium import spaces
+
+from stepledger import Comparison, LearnerLedger, LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
+
+DICT = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)})
+
+
+def envs_of(directory: Path, kind: str = "sync", mode: str = "NextStep", env_side: bool = False, **space: Any) -> LedgerVectorEnv:
+    def make(index: int) -> gym.Env:
+        env = Walk((3 + index, 5, 1, 4), index, **space)
+        return LedgerEnv(env, directory, index) if env_side else env
+
+    return LedgerVectorEnv(vector_of([lambda i=i: make(i) for i in range(3)], kind, mode), directory / "vector.npz")
+
+
+def at(batch: Any, mask: Any) -> Any:
+    return {key: part[mask] for key, part in batch.items()} if isinstance(batch, dict) else batch[mask]
+
+
+def loop(envs: LedgerVectorEnv, ledger: LearnerLedger, steps: int = 40, *, reset_rows: bool = False, change: Any = None) -> None:
+    """A loop for next-step autoreset, which leaves the reset rows out."""
+    obs, _ = envs.reset(seed=0)
+    envs.action_space.seed(0)
+    done = np.zeros(3, bool)
+    for step in range(steps):
+        actions = envs.action_space.sample()
+        following, rewards, terminated, truncated, _ = envs.step(actions)
+        real = np.ones(3, bool) if reset_rows else ~done
+        row = [at(part, real) for part in (obs, actions, rewards, following, terminated, truncated)]
+        if change is not None and step == 10:
+            row = change(*row)
+        ledger.transitions(*row)
+        obs, done = following, terminated | truncated
+
+
+def compared(directory: Path, envs: LedgerVectorEnv, ledger: LearnerLedger) -> Comparison:
+    envs.close()
+    ledger.close()
+    return compare(directory)
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+@pytest.mark.parametrize("space", [{}, {"observation_space": DICT}, {"action_space": spaces.Box(-1, 1, (2,))}], ids=["", "dict", "box"])
+@pytest.mark.parametrize("once", [True, False])
+def test_a_loop_without_a_fault_is_equal(tmp_path: Path, kind: str, space: dict[str, Any], once: bool) -> None:
+    envs, ledger = envs_of(tmp_path, kind, env_side=True, **space), LearnerLedger(tmp_path / "learner.npz", each_step_once=once)
+    loop(envs, ledger)
+    comparison = compared(tmp_path, envs, ledger)
+    assert_equal(comparison)
+    assert [hop.name for hop in comparison.hops] == ["env -> vector", "vector -> learner"]
+    assert comparison.hops[1].events == read(tmp_path / "learner.npz").events > 80
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_the_reset_row_is_found_at_every_reset(tmp_path: Path, once: bool) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz", each_step_once=once)
+    loop(envs, ledger, reset_rows=True)
+    comparison = compared(tmp_path, envs, ledger)
+    assert comparison.exit_status == 1
+    resets = {
+        (env, episode, 0)
+        for env, stream in enumerate(read(tmp_path / "vector.npz").streams.values())
+        for episode in stream.columns["episode"][stream.data["kind"] == 0].tolist()
+        if episode
+    }
+    assert {(one.env, one.episode, one.step) for one in comparison.differences} == resets
+    assert all("joins the end of episode" in one.second["event"] for one in comparison.differences)
+
+
+CHANGES = {
+    "obs": lambda o, a, r, n, t, u: [o + np.float32(1e-6) + o * np.float32(1e-6), a, r, n, t, u],
+    "action": lambda o, a, r, n, t, u: [o, (a + 1) % 4, r, n, t, u],
+    "reward": lambda o, a, r, n, t, u: [o, a, r + 1, n, t, u],
+    "next_obs": lambda o, a, r, n, t, u: [o, a, r, o, t, u],
+    "terminated": lambda o, a, r, n, t, u: [o, a, r, n, ~t, u],
+    "truncated": lambda o, a, r, n, t, u: [o, a, r, n, t, ~u],
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_changed_field_is_named(tmp_path: Path, field: str) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    loop(envs, ledger, change=CHANGES[field])
+    comparison = compared(tmp_path, envs, ledger)
+    assert {one.fields for one in comparison.differences} == {(field,)}
+    assert 1 <= len(comparison.differences) <= 3
+
+
+def test_a_sample_of_a_replay_buffer_with_its_shapes(tmp_path: Path) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    kept: list[list[Any]] = []
+
+    class Keep:
+        def transitions(self, *row: Any) -> None:
+            kept.append(list(row))
+
+    loop(envs, Keep())  # type: ignore[arg-type]
+    columns = [np.concatenate(parts) for parts in zip(*kept)]
+    rows = np.random.default_rng(0).integers(0, len(columns[0]), 500)
+    obs, actions, rewards, following, terminated, truncated = (column[rows] for column in columns)
+    flags = (part.astype(np.float32)[:, None] for part in (terminated, truncated))
+    ledger.transitions(obs, actions[:, None], rewards[:, None], following, *flags)
+    comparison = compared(tmp_path, envs, ledger)
+    assert_equal(comparison, 500)
+    assert comparison.hops[0].coverage["learned_more_than_once"] > 50
+
+
+class Same(gym.Env):
+    """Every observation and reward is the same, so that transitions can't be told apart."""
+
+    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(1)
+    _at = 0
+
+    def reset(self, **options: Any) -> Any:
+        self._at = 0
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self._at += 1
+        return 0, 0.0, self._at == 4, False, {}
+
+
+def test_transitions_that_cannot_be_told_apart_are_each_learned_once(tmp_path: Path) -> None:
+    envs = LedgerVectorEnv(vector_of([Same] * 3), tmp_path / "vector.npz")
+    ledger = LearnerLedger(tmp_path / "learner.npz", each_step_once=True)
+    loop(envs, ledger)
+    assert_equal(compared(tmp_path, envs, ledger))
+
+
+def test_a_step_that_is_never_learned_from_is_one_where_each_must_be(tmp_path: Path) -> None:
+    for once in (True, False):
+        directory = tmp_path / str(once)
+        envs, ledger = envs_of(directory), LearnerLedger(directory / "learner.npz", each_step_once=once)
+        loop(envs, ledger, change=lambda *row: [part[:0] for part in row])
+        comparison = compared(directory, envs, ledger)
+        assert comparison.exit_status == once
+        assert comparison.hops[0].coverage["never_learned"] in (1, 2, 3)
+
+
+@pytest.mark.skipif("SameStep" not in MODES, reason="this Gymnasium has next-step autoreset only")
+def test_same_step_autoreset_with_its_final_observation(tmp_path: Path) -> None:
+    for right in (True, False):
+        directory = tmp_path / str(right)
+        envs, ledger = envs_of(directory, mode="SameStep"), LearnerLedger(directory / "learner.npz", each_step_once=True)
+        obs, _ = envs.reset(seed=0)
+        for _ in range(30):
+            actions = envs.action_space.sample()
+            following, rewards, terminated, truncated, infos = envs.step(actions)
+            successors = following.copy()
+            for env in np.flatnonzero(terminated | truncated):
+                successors[env] = infos["final_obs"][env]
+            ledger.transitions(obs, actions, rewards, successors if right else following, terminated, truncated)
+            obs = following
+        comparison = compared(directory, envs, ledger)
+        assert comparison.exit_status == (not right)
+        assert {one.fields for one in comparison.differences} == (set() if right else {("next_obs",)})
+
+
+def test_torch_tensors_are_taken(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+
+    class Tensors:
+        def transitions(self, *row: Any) -> None:
+            ledger.transitions(*map(torch.as_tensor, row))
+
+    loop(envs, Tensors())  # type: ignore[arg-type]
+    assert_equal(compared(tmp_path, envs, ledger))
+
+
+def test_without_a_vector_env_it_says_what_to_do(tmp_path: Path) -> None:
+    ledger = LearnerLedger(tmp_path / "learner.npz")
+    with pytest.raises(LedgerError, match="holds no ledger of a vector env: put LedgerVectorEnv around it"):
+        ledger.transitions([], [], [], [], [], [])
+
+
+def test_a_directory_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="is a directory: name the file to write"):
+        LearnerLedger(tmp_path)
+    with pytest.raises(LedgerError, match="on_error='no' is unknown"):
+        LearnerLedger(tmp_path / "learner.npz", on_error="no")  # type: ignore[arg-type]
+
+
+def test_batches_of_different_lengths_end_the_recording_and_not_the_run(tmp_path: Path) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    with pytest.warns(RuntimeWarning, match="pass batches of one length"):
+        loop(envs, ledger, change=lambda *row: [row[0][:1], *row[1:]], reset_rows=True)
+    assert compared(tmp_path, envs, ledger).exit_status != 0

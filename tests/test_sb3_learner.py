@@ -1,0 +1,713 @@
+"""The learner tap for Stable-Baselines3: what it finds, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from common import Walk
+from gymnasium import spaces
+
+from stepledger import LedgerEnv, LedgerError, compare, read
+
+pytest.importorskip("stable_baselines3")
+torch = pytest.importorskip("torch")
+
+from learner_sb3 import (  # noqa: E402
+    ALGORITHMS,
+    HOOKS,
+    LENGTHS,
+    STRAYS,
+    VECS,
+    WRAPPERS,
+    Strayed,
+    learn,
+    model_of,
+    strayed,
+    venv_of,
+)
+from stable_baselines3 import DQN, PPO, SAC  # noqa: E402
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer, RolloutBuffer  # noqa: E402
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnMaxEpisodes  # noqa: E402
+from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
+from stable_baselines3.common.vec_env import (  # noqa: E402
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecExtractDictObs,
+    VecMonitor,
+    VecNormalize,
+)
+
+from stepledger.sb3 import LedgerCallback, LedgerVecEnv  # noqa: E402
+from stepledger.sb3.hooks import _hooked  # noqa: E402
+
+pytestmark = [pytest.mark.sb3, pytest.mark.filterwarnings("ignore:Training and eval env:UserWarning")]
+
+torch.set_num_threads(1)
+
+LONG = os.environ.get("STEPLEDGER_LONG") == "1"
+STEPS = 20_000 if LONG else 320
+
+
+def cases(*parts: Any, share: float, seed: int = 0) -> list[tuple[Any, ...]]:
+    """All combinations in a long run; else a seeded share of them that has every value of every part."""
+    whole = [()]
+    for part in parts:
+        whole = [(*one, value) for one in whole for value in part]
+    if LONG:
+        return whole
+    order = np.random.default_rng(seed).permutation(len(whole)).tolist()
+    chosen, seen = [], set()
+    for at in order:
+        new = {(index, value) for index, value in enumerate(whole[at])} - seen
+        if new or len(chosen) < share * len(whole):
+            chosen.append(whole[at])
+            seen |= new
+    return chosen
+
+
+def assert_silent(callback: LedgerCallback) -> None:
+    comparison = callback.comparison
+    assert comparison is not None
+    assert comparison.exit_status == 0, str(comparison)
+    assert callback.differences == 0
+    hop = comparison.hops[-1]
+    assert hop.name == "vector -> learner"
+    assert hop.coverage["sampled"] == hop.coverage["learned_once"] == hop.events > 0
+    assert not _hooked
+
+
+def learner_hop(callback: LedgerCallback) -> Any:
+    assert callback.comparison is not None
+    return next(hop for hop in callback.comparison.hops if hop.name == "vector -> learner")
+
+
+@pytest.mark.parametrize(("algorithm", "kind", "wrapper"), cases(ALGORITHMS, VECS, WRAPPERS, share=0.15))
+def test_a_run_without_a_fault_is_silent(tmp_path: Path, algorithm: str, kind: str, wrapper: str) -> None:
+    venv = venv_of(algorithm, kind, wrapper)
+    assert_silent(learn(model_of(algorithm, venv), tmp_path, STEPS))
+    venv.close()
+
+
+STRAY_CASES = [
+    case
+    for case in cases(ALGORITHMS, VECS, WRAPPERS, [*STRAYS, "EvalCallback"], HOOKS, share=0.025, seed=1)
+    if case[1] == "dummy" or case[3] != "envs[0]"
+]
+
+
+@pytest.mark.parametrize(("algorithm", "kind", "wrapper", "stray", "hook"), STRAY_CASES)
+def test_a_stray_call_is_found_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, kind: str, wrapper: str, stray: str, hook: str
+) -> None:
+    venv = venv_of(algorithm, kind, wrapper)
+    callback = learn(model_of(algorithm, venv), tmp_path, STEPS, strayed(stray, hook, venv))
+    venv.close()
+    assert callback.comparison is not None
+    assert callback.comparison.exit_status == 1
+    report, live = str(callback.comparison), capsys.readouterr().out.splitlines()[0]
+    for text in (report, live):
+        assert "a callback reset the training env" in text
+        assert "called from " in text
+        assert "learner_sb3.py:" in text
+    assert callback.differences == learner_hop(callback).differences
+    assert str(compare(tmp_path)) == report
+    assert not _hooked
+
+
+class Shadow(gym.Wrapper):
+    """Counts episodes and steps on its own, to say where an event is."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.place = (-1, 0)
+
+    def reset(self, **options: Any) -> Any:
+        self.place = (self.place[0] + 1, 0)
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self.place = (self.place[0], self.place[1] + 1)
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN", "SAC"])
+def test_a_crossing_is_named_at_its_env_episode_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str) -> None:
+    places: list[list[tuple[int, int]]] = []
+
+    def reset(callback: BaseCallback) -> None:
+        envs = callback.training_env.unwrapped.envs
+        places.append([env.place for env in envs])
+        callback.training_env.reset()
+        places.append([env.place for env in envs])
+
+    line = inspect.getsourcelines(reset)[1] + 3
+    venv = venv_of(algorithm, n=3, around=lambda env, index: Shadow(env))
+    callback = learn(model_of(algorithm, venv), tmp_path, 300, Strayed("step", reset, at=(20,)))
+    found = callback.comparison.differences
+    assert [(one.env, one.episode, one.step) for one in found] == [(env, episode, 1) for env, (episode, _) in enumerate(places[1])]
+    (episode, step), after = places[0][0], places[1][0][0]
+    sentence = (
+        f"a callback reset the training env between call 20 and 21 (called from test_sb3_learner.py:{line}); "
+        f"the next transition of env 0 joins episode {episode} step {step} to episode {after} step 1; 3 stored transitions cross a reset"
+    )
+    assert sentence in str(callback.comparison)
+    assert f"stepledger: {sentence}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN", "SAC"])
+def test_several_stray_calls_are_told_apart(tmp_path: Path, algorithm: str) -> None:
+    venv = venv_of(algorithm)
+    callback = learn(model_of(algorithm, venv), tmp_path, 200, Strayed("step", STRAYS["reset"], at=(10, 11, 40)))
+    notes = [note for note in learner_hop(callback).notes if "a callback" in note]
+    assert [note.split(" (")[0].split("between ")[1] for note in notes] == ["call 10 and 11", "call 11 and 12", "call 40 and 41"]
+    assert learner_hop(callback).differences == callback.differences == 6
+
+
+# Nothing of the run changes.
+
+
+def weights(algorithm: str, wrapper: str, directory: Path | None) -> list[Any]:
+    venv = venv_of(algorithm, wrapper=wrapper)
+    venv.seed(5)
+    model = model_of(algorithm, venv)
+    model.learn(320, callback=None if directory is None else LedgerCallback(directory))
+    return list(model.policy.state_dict().values())
+
+
+@pytest.mark.parametrize(("algorithm", "wrapper"), cases(ALGORITHMS, ["plain", "both"], share=0.55))
+def test_weights_are_the_same_bit_for_bit(tmp_path: Path, algorithm: str, wrapper: str) -> None:
+    for one, other in zip(weights(algorithm, wrapper, tmp_path), weights(algorithm, wrapper, None), strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def methods(*things: Any) -> dict[tuple[type, str], Any]:
+    return {(cls, name): value for thing in things for cls in type(thing).__mro__ for name, value in vars(cls).items()}
+
+
+class Raising(BaseCallback):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+
+    def _raise(self, where: str) -> None:
+        if where == self._where:
+            raise KeyError(where)
+
+    def _init_callback(self) -> None:
+        self._raise("init")
+
+    def _on_training_start(self) -> None:
+        self._raise("training_start")
+
+    def _on_rollout_start(self) -> None:
+        self._raise("rollout_start")
+
+    def _on_step(self) -> bool:
+        self._raise("step")
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._raise("rollout_end")
+
+    def _on_training_end(self) -> None:
+        self._raise("training_end")
+
+
+@pytest.mark.parametrize("where", ["", "init", "training_start", "rollout_start", "step", "rollout_end", "training_end", "env", "train"])
+@pytest.mark.parametrize("first", [True, False])
+def test_everything_is_restored_also_after_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, first: bool) -> None:
+    venv = venv_of("PPO", wrapper="VecNormalize")
+    model = model_of("PPO", venv)
+    raising = Raising(where)
+    if where == "env":
+        monkeypatch.setattr(Walk, "step", lambda self, action: {}[where])
+    if where == "train":
+        monkeypatch.setattr(PPO, "train", lambda self: {}[where])
+    things = (model, venv, venv.venv, model.rollout_buffer, raising, *venv.venv.envs, venv.venv.envs[0].unwrapped)
+    before = methods(*things)
+    callback = LedgerCallback(tmp_path)
+    try:
+        model.learn(100, callback=[callback, raising] if first else [raising, callback])
+        assert not where
+    except KeyError:
+        assert where
+    assert methods(*things) == before
+    assert not _hooked
+    if where == "step":  # and it can go on
+        raising._where = ""
+        model.learn(100, callback=[callback, raising])
+        assert_silent(callback)
+
+
+@pytest.mark.parametrize("algorithm", ["DQN", "HER", "PPO"])
+def test_saving_goes_on_working_while_it_records(tmp_path: Path, algorithm: str) -> None:
+    def save(callback: BaseCallback) -> None:
+        callback.model.save(tmp_path / "model")
+        if hasattr(callback.model, "replay_buffer"):
+            callback.model.save_replay_buffer(tmp_path / "buffer")
+            assert pickle.loads((tmp_path / "buffer.pkl").read_bytes()).size() > 0
+        pickle.dumps(callback.training_env) if algorithm != "PPO" else None
+
+    venv = venv_of(algorithm)
+    callback = learn(model_of(algorithm, venv), tmp_path / "run", 200, Strayed("step", save))
+    assert_silent(callback)
+    cls = ALGORITHMS[algorithm][0]
+    loaded = cls.load(tmp_path / "model", env=venv_of(algorithm), device="cpu")
+    loaded.learn(100)
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SAC"])
+def test_an_evaluation_on_an_env_of_its_own_is_silent(tmp_path: Path, algorithm: str) -> None:
+    venv = venv_of(algorithm, wrapper="VecNormalize")
+    evaluation = EvalCallback(VecNormalize(venv_of(algorithm), training=False), eval_freq=20, n_eval_episodes=2, verbose=0, warn=False)
+    callback = learn(model_of(algorithm, venv), tmp_path, 200, evaluation)
+    assert_silent(callback)
+
+
+def test_an_error_of_the_recording_ends_it_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepledger.sb3.stored import StoredRows
+
+    monkeypatch.setattr(StoredRows, "record", lambda *arguments: {}["full"])
+    model = model_of("DQN", venv_of("DQN"))
+    with pytest.warns(RuntimeWarning, match="stopped, training goes on: KeyError: 'full'"):
+        callback = learn(model, tmp_path, 100)
+    assert model.num_timesteps >= 100
+    assert not _hooked
+    assert callback.comparison is None or callback.comparison.exit_status != 0
+
+
+# Runs that go on, and what may happen in between.
+
+
+@pytest.mark.parametrize(
+    "algorithm", [name for name in ALGORITHMS if name in ("PPO", "DQN", "DQN n-step", "DQN memory", "HER", "RecurrentPPO")]
+)
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.filterwarnings("ignore:The last trajectory in the replay buffer will be truncated")
+def test_learning_several_times_is_silent(tmp_path: Path, algorithm: str, reset: bool) -> None:
+    model, callback = model_of(algorithm, venv_of(algorithm)), LedgerCallback(tmp_path)
+    for _ in range(3):
+        model.learn(130, callback=callback, reset_num_timesteps=reset)
+        assert_silent(callback)
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SAC"])
+def test_another_env_and_a_loaded_model_go_on(tmp_path: Path, algorithm: str) -> None:
+    model, callback = model_of(algorithm, venv_of(algorithm)), LedgerCallback(tmp_path / "run")
+    model.learn(100, callback=callback)
+    model.set_env(venv_of(algorithm))
+    model.learn(100, callback=callback)
+    assert_silent(callback)
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model", env=venv_of(algorithm), device="cpu")
+    loaded.learn(100, callback=callback, reset_num_timesteps=False)
+    assert_silent(callback)
+
+
+def test_a_callback_that_stops_learning_is_no_fault(tmp_path: Path) -> None:
+    for algorithm in ("PPO", "DQN"):
+        model = model_of(algorithm, venv_of(algorithm))
+        assert_silent(learn(model, tmp_path / algorithm, 1000, StopTrainingOnMaxEpisodes(3)))
+
+
+def test_going_on_after_a_callback_has_stopped_is_one(tmp_path: Path) -> None:
+    """Stable-Baselines3 returns before it has stored the step, and goes on from the observation before it."""
+    model, callback = model_of("DQN", venv_of("DQN")), LedgerCallback(tmp_path)
+    model.learn(1000, callback=[callback, StopTrainingOnMaxEpisodes(3)])
+    model.learn(100, callback=callback, reset_num_timesteps=False)
+    assert callback.comparison.exit_status == 1
+    assert {one.fields for one in callback.comparison.differences} == {("obs",)}
+
+
+IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+DICT = spaces.Dict({"image": IMAGE, "position": spaces.Box(-1, 1, (2,))})
+
+
+def of_space(space: spaces.Space, kind: str = "dummy", **more: Any) -> Any:
+    return VECS[kind]([lambda i=i: Walk(LENGTHS, i, observation_space=space, **more) for i in range(2)])
+
+
+@pytest.mark.parametrize("kind", VECS)
+@pytest.mark.parametrize(
+    ("space", "policy"),
+    [(IMAGE, "CnnPolicy"), (DICT, "MultiInputPolicy"), (spaces.Discrete(5), "MlpPolicy"), (spaces.MultiBinary(4), "MlpPolicy")],
+    ids=["image", "dict", "discrete", "binary"],
+)
+@pytest.mark.parametrize("cls", [PPO, DQN])
+def test_observations_of_every_kind(tmp_path: Path, kind: str, space: spaces.Space, policy: str, cls: Any) -> None:
+    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1} if cls is PPO else {"learning_starts": 1000, "buffer_size": 100}
+    venv = of_space(space, kind)
+    callback = learn(cls(policy, venv, device="cpu", **options), tmp_path, 64, Strayed("step", STRAYS["reset"], at=(9,)))
+    venv.close()
+    assert {(one.step, one.kind) for one in callback.comparison.differences} <= {(0, "extra"), (1, "changed")}
+    assert callback.comparison.exit_status == 1
+    model = cls(policy, of_space(space, kind), device="cpu", **options)
+    assert_silent(learn(model, tmp_path / "clean", 64))
+    model.env.close()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [BOX64 := spaces.Box(np.array([-2.0, 0.1]), np.array([3.0, 7.7]), dtype=np.float64), spaces.Box(-1, 1, (2, 2), np.float32)],
+    ids=["f8", "2x2"],
+)
+@pytest.mark.parametrize(
+    ("cls", "more"),
+    [(PPO, {"n_steps": 32, "batch_size": 32}), (SAC, {"learning_starts": 20, "buffer_size": 500, "train_freq": (1, "step")})],
+)
+def test_actions_of_float64_and_of_several_axes(tmp_path: Path, space: spaces.Space, cls: Any, more: dict[str, Any]) -> None:
+    venv = DummyVecEnv([lambda i=i: Walk(LENGTHS, i, action_space=space) for i in range(2)])
+    assert_silent(learn(cls("MlpPolicy", venv, device="cpu", policy_kwargs={"net_arch": [8]}, **more), tmp_path, 200))
+
+
+def test_action_noise_episodic_training_and_a_buffer_that_goes_round(tmp_path: Path) -> None:
+    venv = venv_of("TD3", n=1)
+    noise = NormalActionNoise(np.zeros(2), 0.3 * np.ones(2))
+    model = model_of("TD3", venv, action_noise=noise, train_freq=(1, "episode"), buffer_size=50)
+    assert_silent(learn(model, tmp_path, 300))
+
+
+def test_a_wrapper_of_its_own_that_makes_another_observation(tmp_path: Path) -> None:
+    for kind in VECS:
+        venv = VecExtractDictObs(of_space(spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": spaces.Box(-1, 1, (2,))}), kind), "a")
+        assert_silent(learn(PPO("MlpPolicy", VecMonitor(venv), n_steps=32, batch_size=32, device="cpu"), tmp_path / kind, 64))
+        venv.close()
+
+
+# The env side.
+
+
+def with_ledgers(directory: Path, kind: str, wrapper: str = "plain", algorithm: str = "PPO") -> Any:
+    return venv_of(algorithm, kind, wrapper, around=lambda env, index: LedgerEnv(env, directory, index))
+
+
+@pytest.mark.parametrize("kind", VECS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_the_env_side_is_compared_too(tmp_path: Path, kind: str, wrapper: str) -> None:
+    venv = with_ledgers(tmp_path, kind, wrapper)
+    venv.reset()  # before learn(): nobody can have seen it but the environments
+    model, callback = model_of("PPO", venv), LedgerCallback(tmp_path)
+    for _ in range(2):
+        model.learn(100, callback=callback)
+    assert_silent(callback)
+    assert [hop.name for hop in callback.comparison.hops] == ["env -> vector", "vector -> learner"]
+    assert callback.comparison.hops[0].events > 200
+    venv.close()
+    callback.close()
+    assert compare(tmp_path).exit_status == 0
+
+
+@pytest.mark.parametrize("kind", VECS)
+def test_stray_calls_are_on_both_sides_and_only_the_learner_differs(tmp_path: Path, kind: str) -> None:
+    venv = with_ledgers(tmp_path, kind)
+    callback = learn(
+        model_of("PPO", venv), tmp_path, 100, strayed("reset and three steps", "step", venv), strayed("env_method", "step", venv, (30,))
+    )
+    first, second = callback.comparison.hops
+    assert first.differences == 0
+    assert second.differences == 4
+    venv.close()
+
+
+# Buffers that store something else than they were given.
+
+
+def faulty(base: Any, change: Any) -> Any:
+    class Faulty(base):  # type: ignore[misc, valid-type]
+        def add(self, *args: Any, **kwargs: Any) -> None:
+            pos = self.pos
+            super().add(*args, **kwargs)
+            if pos == 10:
+                change(self, pos)
+
+    return Faulty
+
+
+def assign(name: str, value: Any, env: int = 1) -> Any:
+    def change(buffer: Any, pos: int) -> None:
+        column = getattr(buffer, name)[pos]
+        column[env] = column[env] + value if value is not None else 1 - column[env]
+
+    return change
+
+
+OFF_FAULTS = {
+    "obs": ("observations", 1e-3),
+    "action": ("actions", 1e-3),
+    "reward": ("rewards", 1e-3),
+    "next_obs": ("next_observations", 1e-3),
+    "terminated": ("dones", None),
+}
+ON_FAULTS = {
+    "obs": ("observations", 1e-3),
+    "action": ("actions", 1e-3),
+    "reward": ("rewards", 1e-3),
+    "episode_start": ("episode_starts", None),
+}
+
+
+@pytest.mark.parametrize("field", OFF_FAULTS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_replay_buffer_that_stores_something_else_is_found(tmp_path: Path, field: str, wrapper: str) -> None:
+    name, value = OFF_FAULTS[field]
+    venv = venv_of("SAC", wrapper=wrapper)
+    model = model_of("SAC", venv, replay_buffer_class=faulty(ReplayBuffer, assign(name, value)))
+    callback = learn(model, tmp_path, 100)
+    (difference,) = callback.comparison.differences
+    assert (difference.env, difference.fields) == (1, (field,))
+    assert callback.differences == 1
+
+
+@pytest.mark.parametrize("field", ON_FAULTS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_rollout_buffer_that_stores_something_else_is_found(tmp_path: Path, field: str, wrapper: str) -> None:
+    name, value = ON_FAULTS[field]
+    model = model_of(
+        "PPO Box", venv_of("PPO Box", wrapper=wrapper), n_steps=64, rollout_buffer_class=faulty(RolloutBuffer, assign(name, value))
+    )
+    model.learn(1)
+    callback = learn(model, tmp_path, 64)
+    if field == "action":  # an action outside of the space is clipped, changed or not
+        assert callback.differences in (0, 1)
+    else:
+        (difference,) = callback.comparison.differences
+        assert (difference.env, difference.fields) == (1, (field,))
+
+
+def test_a_buffer_that_forgets_a_row_is_found(tmp_path: Path) -> None:
+    class Forgets(ReplayBuffer):
+        added = 0
+
+        def add(self, *args: Any, **kwargs: Any) -> None:
+            self.added += 1
+            if self.added == 10:
+                return
+            super().add(*args, **kwargs)
+
+    callback = learn(model_of("DQN", venv_of("DQN"), replay_buffer_class=Forgets), tmp_path, 60)
+    assert callback.comparison.exit_status == 1
+
+
+class Integers(gym.Env):
+    """Integer rewards and a time limit of 5 steps."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, **options: Any) -> Any:
+        self._at = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._at += 1
+        return np.full(2, self._at / 5, np.float32), 1, False, self._at == 5, {}
+
+
+def test_integer_rewards_cut_the_bootstrap_value_with_subproc(tmp_path: Path) -> None:
+    """`SubprocVecEnv` stacks integers, and the value of the final observation is added in place: Stable-Baselines3 2.9."""
+    venv = SubprocVecEnv([Integers] * 2, start_method="fork")
+    callback = learn(PPO("MlpPolicy", venv, n_steps=20, batch_size=20, device="cpu", seed=0), tmp_path, 40)
+    venv.close()
+    assert {(one.step, one.fields) for one in callback.comparison.differences} == {(5, ("reward",))}
+    venv = DummyVecEnv([Integers] * 2)
+    assert_silent(learn(PPO("MlpPolicy", venv, n_steps=20, batch_size=20, device="cpu", seed=0), tmp_path / "dummy", 40))
+
+
+# What is done about a difference.
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_it_can_stop_the_run(tmp_path: Path, algorithm: str) -> None:
+    model = model_of(algorithm, venv_of(algorithm))
+    with pytest.warns(RuntimeWarning, match="a callback reset the training env between call 10 and 11"):
+        callback = learn(model, tmp_path, 2_000, Strayed("step", STRAYS["reset"], at=(10,)), on_difference="stop")
+    assert model.num_timesteps == 2 * 12
+    assert callback.differences == learner_hop(callback).differences == 2
+
+
+def test_it_can_warn(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="a callback reset the training env") as caught:
+        learn(model_of("PPO", venv_of("PPO")), tmp_path, 64, Strayed("step", STRAYS["reset"], at=(5, 9)), on_difference="warn")
+    assert len([one for one in caught if "stepledger" in str(one.message)]) == 1
+
+
+def test_the_number_of_differences_is_logged(tmp_path: Path) -> None:
+    from stable_baselines3.common.logger import configure
+
+    for algorithm in ("PPO", "DQN"):
+        model = model_of(algorithm, venv_of(algorithm))
+        model.set_logger(configure(str(tmp_path / algorithm), ["csv"]))
+        model.learn(
+            300, callback=[LedgerCallback(tmp_path / algorithm / "run"), Strayed("step", STRAYS["reset"], at=(10,))], log_interval=1
+        )
+        header, *rows = (tmp_path / algorithm / "progress.csv").read_text().splitlines()
+        column = header.split(",").index("stepledger/differences")
+        assert float(rows[-1].split(",")[column]) == 2
+
+
+# What it is given wrongly.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"on_difference": "raise"}, "on_difference='raise' is unknown: use 'log', 'warn' or 'stop'"),
+        ({"digest": "md5"}, "digest 'md5' is unknown"),
+        ({"on_error": "ignore"}, "on_error='ignore' is unknown"),
+    ],
+)
+def test_an_unknown_setting_is_refused(tmp_path: Path, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(LedgerError, match=sentence):
+        LedgerCallback(tmp_path, **arguments)
+
+
+def test_a_file_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="names a file: LedgerCallback takes the run directory"):
+        LedgerCallback(tmp_path / "learner.npz")
+
+
+def one_sentence(caught: Any) -> str:
+    (warning,) = [str(one.message) for one in caught if "stepledger" in str(one.message)]
+    return warning
+
+
+def test_a_vecenv_replaced_under_way(tmp_path: Path) -> None:
+    def replace(callback: BaseCallback) -> None:
+        callback.model.env = venv_of("PPO")
+        callback.model.env.reset()
+
+    with pytest.warns(RuntimeWarning) as caught:
+        callback = learn(model_of("PPO", venv_of("PPO")), tmp_path, 200, Strayed("rollout_end", replace, at=(1,)))
+    assert "the VecEnv of the model was replaced under way, after call 32" in one_sentence(caught)
+    assert callback.comparison is None
+    assert compare(tmp_path).exit_status == 3
+
+
+def test_a_vecenv_of_other_spaces(tmp_path: Path) -> None:
+    model, callback = model_of("PPO", venv_of("PPO")), LedgerCallback(tmp_path)
+    model.learn(64, callback=callback)
+    loaded = model_of("PPO", venv_of("PPO", n=3))
+    loaded._n_updates = 1
+    with pytest.warns(RuntimeWarning, match="another number of environments: what comes now is not recorded"):
+        loaded.learn(64, callback=callback)
+    assert not _hooked
+
+
+def test_a_callback_used_for_two_models(tmp_path: Path) -> None:
+    callback = LedgerCallback(tmp_path)
+    venv = venv_of("PPO")
+    model_of("PPO", venv).learn(64, callback=callback)
+    with pytest.warns(RuntimeWarning) as caught:
+        model_of("PPO", venv).learn(64, callback=callback)
+    assert "this LedgerCallback recorded another model, and this one is not recorded" in one_sentence(caught)
+
+
+def test_two_callbacks_in_one_directory(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="another LedgerCallback is recording into"):
+        model_of("PPO", venv_of("PPO")).learn(64, callback=[LedgerCallback(tmp_path), LedgerCallback(tmp_path)])
+    again = learn(model_of("PPO", venv_of("PPO")), tmp_path, 64)
+    assert_silent(again)
+    assert (tmp_path / "learner.old1.npz").exists()
+
+
+def test_replies_that_were_never_received(tmp_path: Path) -> None:
+    """An interrupt between sending and receiving; where ``learn()`` goes on without a reset, one env is a step late from then on."""
+    venv = venv_of("PPO", "subproc")
+    model = model_of("PPO", venv)
+    model.learn(64)
+    venv.step_async(np.zeros(2, np.int64))
+    venv.remotes[1].recv()  # the interrupt came behind this one
+    with pytest.warns(RuntimeWarning, match="its replies were never received"):
+        model.learn(64, callback=LedgerCallback(tmp_path), reset_num_timesteps=False)
+    for remote in venv.remotes:
+        remote.close()
+    for process in venv.processes:
+        process.terminate()
+
+
+def test_two_callbacks_in_two_directories(tmp_path: Path) -> None:
+    callbacks = [LedgerCallback(tmp_path / name) for name in "ab"]
+    model_of("DQN", venv_of("DQN")).learn(64, callback=[*callbacks, Strayed("step", STRAYS["reset"])])
+    assert [callback.differences for callback in callbacks] == [2, 2]
+    assert not _hooked
+
+
+def test_an_algorithm_without_a_buffer(tmp_path: Path) -> None:
+    contrib = pytest.importorskip("sb3_contrib")
+    model = contrib.ARS("MlpPolicy", venv_of("PPO"), n_delta=1, device="cpu")
+    with pytest.warns(RuntimeWarning) as caught:
+        callback = learn(model, tmp_path, 50)
+    assert "ARS has no rollout or replay buffer" in one_sentence(caught)
+    assert callback.comparison is None
+    assert not _hooked
+
+
+class Unknown(BaseBuffer):
+    """A buffer like no other."""
+
+    def __init__(self, size: int, *args: Any, n_envs: int = 1, optimize_memory_usage: bool = False, **kwargs: Any) -> None:
+        super().__init__(size, *args, n_envs=n_envs)
+        self.inner = ReplayBuffer(size, *args, n_envs=n_envs)
+
+    def add(self, *args: Any) -> None:
+        self.inner.add(*args)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner.sample(*args, **kwargs)
+
+    def _get_samples(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_buffer_that_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of("DQN", venv_of("DQN"), replay_buffer_class=Unknown)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        callback = learn(model, tmp_path, 100, Strayed("step", STRAYS["reset"]))
+    assert any("Unknown is no buffer that this version knows" in str(one.message) for one in caught)
+    assert "a callback reset the training env between call 3 and 4 (called from learner_sb3.py" in capsys.readouterr().out
+    assert callback.comparison is None
+    assert model.num_timesteps >= 100
+
+
+def test_an_env_side_of_other_spaces(tmp_path: Path) -> None:
+    other = LedgerEnv(Walk(observation_space=spaces.Discrete(4)), tmp_path, 0)
+    other.reset()
+    other.close()
+    with pytest.warns(RuntimeWarning) as caught:
+        callback = learn(model_of("PPO", venv_of("PPO")), tmp_path, 64)
+    assert "recorded with different observation spaces" in one_sentence(caught)
+    assert callback.comparison is None
+
+
+def test_ledger_vec_env_inside_is_refused_where_both_would_write(tmp_path: Path) -> None:
+    venv = LedgerVecEnv(venv_of("PPO"), tmp_path / "trainer.npz")
+    with pytest.warns(RuntimeWarning, match="take LedgerVecEnv out"):
+        learn(model_of("PPO", venv), tmp_path, 64)
+
+
+def test_rows_that_a_callback_adds_are_named_and_not_compared(tmp_path: Path) -> None:
+    def add(callback: BaseCallback) -> None:
+        buffer = callback.model.replay_buffer
+        obs, action = np.zeros((2, 3), np.float32), np.zeros((2, 1), np.int64)
+        buffer.add(obs, obs, action, np.zeros(2), np.zeros(2), [{}, {}])
+
+    callback = learn(model_of("DQN", venv_of("DQN")), tmp_path, 100, Strayed("step", add, at=(5, 9)))
+    assert callback.differences == 0
+    assert callback.comparison.exit_status == 0
+    assert "2 rows were added to the buffer outside of a step, and not compared" in str(callback.comparison)
+
+
+def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
+    learn(model_of("DQN", venv_of("DQN")), tmp_path, 100)
+    learner = read(tmp_path / "learner.npz")
+    assert learner.meta["tap"] == "learner"
+    assert set(learner.streams[0].data["kind"].tolist()) == {2}
+    assert learner.events == 104
