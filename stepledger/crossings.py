@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,12 +68,25 @@ class Crossings:
             self._strays[number] = Stray(*known[number - 1]) if number <= len(known) and known[number - 1] else unknown
         return self._strays[number]
 
-    def notes(self) -> list[str]:
-        """A sentence for each stray call that is a difference."""
+    def notes(self, known: Sequence[Sequence[Any]]) -> list[str]:
+        """A sentence for each stray call that is a difference, and one about those that are none.
+
+        Args:
+            known: All stray calls, as the ledger of the vector tap has them.
+        """
         sentences = []
         for number in sorted(self._rows)[:_NAMED]:
             stray, rows = self._strays[number], self._rows[number]
             crossed = f"{rows:,} stored transition{'s' if rows != 1 else ''} cross{'es' if rows == 1 else ''} {stray.cut}"
             sentences.append("; ".join([str(stray), *([self._first[number]] if number in self._first else []), crossed]))
         more = len(self._rows) - _NAMED
-        return [*sentences, *([f"... and {more:,} more such calls"] if more > 0 else [])]
+        harmless = [Stray(*one) for number, one in enumerate(known, 1) if one and number not in self._rows]
+        return [
+            *sentences,
+            *([f"... and {more:,} more such calls"] if more > 0 else []),
+            *([f"{harmless[0]}{_others(len(harmless) - 1)}; no stored transition crosses it"] if harmless else []),
+        ]
+
+
+def _others(number: int) -> str:
+    return f", and {number:,} such calls more" if number else ""

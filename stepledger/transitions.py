@@ -167,11 +167,15 @@ class TransitionHop:
         """For each ledger of a learner, how many transitions since the first are not needed any more."""
         return {} if self._tally.differences or any(len(part["t"]) for part in self._learned) else dict(self._taken)
 
+    def _strays(self) -> list[list[Any]]:
+        """Calls of the training env that are not its trainer's."""
+        return [stray for window in list(self._windows.values())[:1] for stray in window.ledger.meta.get("strays", [])]
+
     def result(self) -> tuple[Hop, list[Difference]]:
         """What was found so far; steps that may still be learned from are counted as they are now."""
         hop = self._tally.hop((), self._notes)
         told = dict.fromkeys(note for ledger in self._learners.values() for note in ledger.meta.get("notes", []))
-        hop = replace(hop, notes=(*hop.notes, *told, *self._crossings.notes()))
+        hop = replace(hop, notes=(*hop.notes, *told, *self._crossings.notes(self._strays())))
         if self._tally.dropped:  # how often what is left was learned from can't be told any more
             return replace(hop, coverage={}, never_learned={}), self._differences.kept
         coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}

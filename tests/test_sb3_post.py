@@ -128,6 +128,7 @@ class HandsOverOffPolicy(BaseCallback):
 def test_likewise_with_a_replay_buffer(tmp_path: Path, algorithm: str, wrapper: str) -> None:
     callback = learn(model_of(algorithm, venv_of(algorithm, wrapper=wrapper)), tmp_path, 300, HandsOverOffPolicy())
     assert callback.comparison.exit_status == 0, str(callback.comparison)
+    assert "no stored transition crosses it" in str(callback.comparison)
 
 
 @pytest.mark.parametrize("algorithm", ["DQN n-step", "HER"])
