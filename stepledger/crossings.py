@@ -31,6 +31,8 @@ class Crossings:
 
     def cut(self, sampled: Sampled, row: int, place: Place) -> tuple[str, ...]:
         """Why a transition differs, if a stray call came before it, or behind it and before it was stored."""
+        if not sampled.has_strays:
+            return ()
         number, later = int(sampled.columns["stray"][row]), int(sampled.columns["stray_after"][row])
         if not number and not later:
             return ()
@@ -50,6 +52,8 @@ class Crossings:
             different: Which of them differ.
             marked: Which say whether they begin an episode, so that an equal one says that the trainer was told.
         """
+        if not sampled.has_strays:
+            return
         rest = ~marked
         rest[different] = False
         for row in at[rest & (sampled.columns["stray"][at] > 0)].tolist():

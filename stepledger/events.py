@@ -223,10 +223,11 @@ class _Pair:
             self.first, self.second = self.windows
             self.a, self.b, self._compared = {}, {}, (0, 0)
 
-    def _count_compared(self, events: int, different: dict[str, int]) -> None:
+    def _count_compared(self, events: int, different: dict[str, int], unseen: int = 0) -> None:
         self.tally.events += events
         for name in FIELDS:
-            self.tally.compared[name] = self.tally.compared.get(name, 0) + (events if name in self.fields else 0)
+            compared = 0 if name not in self.fields else events - unseen if name == "obs" else events
+            self.tally.compared[name] = self.tally.compared.get(name, 0) + compared
             if name in different:
                 self.tally.different[name] = self.tally.different.get(name, 0) + different[name]
 
@@ -236,8 +237,10 @@ class _Pair:
         a = {name: column[here] for name, column in self.a.items()}
         b = {name: column[there] for name, column in self.b.items()}
         unequal = {name: a[name] != b[name] for name in self.fields}
-        if "obs" in unequal:
+        unseen = 0
+        if "obs" in unequal and self._by is not None:
             unequal["obs"] &= b["obs"] != UNSEEN
+            unseen = int((b["obs"] == UNSEEN).sum())
         # In next-step mode the trainer takes the event after an end for a reset: an end that only one side saw shows once more there, and
         # if the episode ends right there, once more. What differs for this reason alone is not counted again.
         ends = _ends(a) != _ends(b)
@@ -247,7 +250,7 @@ class _Pair:
             if name in unequal:
                 unequal[name] = unequal[name] & ~follows
         different = np.logical_or.reduce(list(unequal.values()))
-        self._count_compared(int((~follows | different).sum()), {name: int(mask.sum()) for name, mask in unequal.items()})
+        self._count_compared(int((~follows | different).sum()), {name: int(mask.sum()) for name, mask in unequal.items()}, unseen)
         positions = np.flatnonzero(different)
         self._count += len(positions)
         for at in positions[: max(0, KEPT - len(self.kept))].tolist():

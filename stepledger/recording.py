@@ -242,7 +242,7 @@ class Recording:
                 if isinstance(error, Exception):
                     self._write()
             try:
-                journal.seal(stopped=reason, **self.final)
+                journal.seal(**{**self.final, "stopped": reason})
                 journal.remove()
             except Exception:  # no room for the mark either: the journal itself says that it was not closed
                 journal.close()

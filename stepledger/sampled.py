@@ -129,6 +129,8 @@ class Sampled:
         self.windows = windows
         self._open_streams = [window.ledger.open_end for window in windows]
         self.reward_dtype: str = windows[0].ledger.meta["reward_dtype"]
+        # Whose ledgers say who made each event: those of a tap that sees calls that are not the trainer's.
+        self.has_strays = any("by" in window.stream.data for window in windows)
         parts = [self._part(window.stream, window.settled) for window in windows]
         self._starts = np.cumsum([0, *(len(part["t"]) for part in parts)])
         self.columns = concatenate(parts)
@@ -138,24 +140,30 @@ class Sampled:
         self.chained = np.zeros(len(t), bool)
         self.chained[:-1] = (h_id[1:] == h_id[:-1]) & (t[1:] == t[:-1] + 1)
 
-    @staticmethod
-    def _part(stream: Stream, settled: int) -> Columns:
+    def _part(self, stream: Stream, settled: int) -> Columns:
         data = _with_identity(stream)
-        by = data.get("by", np.zeros(len(stream), np.int64))
-        at = np.flatnonzero((data["kind"] == STEP) & (by == 0))  # those of somebody else are not for the learner
+        by = data.get("by", np.zeros(len(stream), np.int64)) if self.has_strays else None
+        own = data["kind"] == STEP
+        at = np.flatnonzero(own if by is None else own & (by == 0))  # those of somebody else are not for the learner
         at = at[np.searchsorted(at, settled) :]
         before = np.maximum(at - 1, 0)
         # Where the event before a step is not its predecessor (its chunk was lost), the observation it began from is not known.
         follows = (at > 0) & (data["h_id"][before] == data["h_id"][at]) & (data["t"][before] == data["t"][at] - 1)
         # What wrappers around the vector env made of it, where that was recorded.
-        obs, reward = data.get("h_out", data["h_obs"]), data.get("r_out", data["h_rew"]).astype(data["h_rew"].dtype)
+        obs = data.get("h_out", data["h_obs"])
+        reward = data["r_out"].astype(data["h_rew"].dtype) if "r_out" in data else data["h_rew"]
+        strays: Columns = {}
+        if by is not None:
+            strays = {
+                # It does not go on from the transition before either where somebody else stepped in between.
+                EPISODE_START: (data["kind"][before] == RESET) | (by[before] > 0),
+                "stray": np.where(follows, np.maximum(by[before], 0), 0),
+                "stray_after": _stray_after(data["kind"], by, at),
+            }
         return {
+            **strays,
             "obs": obs[before],
             "obs_known": follows,
-            # It does not go on from the transition before either where somebody else stepped in between.
-            EPISODE_START: (data["kind"][before] == RESET) | (by[before] > 0),
-            "stray": np.where(follows, np.maximum(by[before], 0), 0),
-            "stray_after": _stray_after(data["kind"], by, at),
             "action": data["h_act"][at],
             "reward": reward[at],
             "next_obs": obs[at],
@@ -189,7 +197,8 @@ class Sampled:
         # open end.
         whole = [("obs", "action", "t"), ("obs", "action")]
         parts = [] if any(self._open_streams) else [("action", "next_obs", "t"), ("obs", "next_obs")]
-        joint = self.joints(learned)[0] >= 0
+        # Where time steps are known, they tell a transition that was changed from one that never was.
+        joint = np.zeros(len(at), bool) if timed else self.joints(learned)[0] >= 0
         for fields in whole + parts:
             fields = tuple(field for field in fields if field != "t" or timed)
             rows = np.flatnonzero((at < 0) & ~joint & ((learned["n"] == 1) | ("next_obs" not in fields)))
@@ -288,7 +297,7 @@ class Sampled:
             "t": own["t"][at],
         }
         found = {field: learned[field] for field in expected}
-        if EPISODE_START in learned:
+        if EPISODE_START in learned and EPISODE_START in own:
             found[EPISODE_START] = learned[EPISODE_START]
             expected[EPISODE_START] = np.where(found[EPISODE_START] < 0, found[EPISODE_START], own[EPISODE_START][at])
         if meta.get("flags") == "done":

@@ -262,6 +262,8 @@ class _Differences:
 
     def never_sampled(self, rows: Ints, learned: Columns, sampled: Sampled) -> None:
         """Transitions that the learner got and no sampler gave."""
+        if not len(rows):
+            return
         joints = sampled.joints({field: learned[field][rows] for field in ("obs", "next_obs")})
         for row, window, event in zip(rows.tolist(), *(part.tolist() for part in joints)):
             if window >= 0:

@@ -64,6 +64,7 @@ SHORT = {
     ("SAC", "sync", 0),
     ("TQC", "async", 0),
 }
+assert set(itertools.product(ALGORITHMS, MODES, LEARNERS)) >= SHORT
 TABLE = [
     pytest.param(*cell, id="-".join(map(str, cell)), marks=[] if cell in SHORT else pytest.mark.long)
     for cell in itertools.product(ALGORITHMS, MODES, LEARNERS)
