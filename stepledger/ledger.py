@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -166,22 +167,31 @@ def read(path: str | os.PathLike[str]) -> Ledger:
     if path.suffix not in (SEALED, JOURNAL):
         sealed = path
     try:
-        if not journal.exists():
+        try:
+            return _newest(sealed, journal)
+        except FileNotFoundError:  # its recorder has just closed: that removes the journal when the sealed ledger is there
             return _from_sealed(sealed)
-        if not sealed.exists():
-            return ledger_of(journal, scan(journal))
-        flushed = _from_sealed(sealed)
-        later = scan(journal)
-        written = sum(begin for begin, _ in begins_of(later.meta)) + sum(len(block.events) for block in later.blocks)
-        if written > sum(stream.begin + len(stream) for stream in flushed.streams.values()):
-            return ledger_of(journal, later)
-        # What a recorder that was killed had not written yet is lost; a living one has flushed and goes on.
-        # One that has closed may have been killed before it could remove the journal.
-        return flushed if flushed.meta.get("closed") or is_locked(journal) else replace(flushed, open_end=True)
     except FileNotFoundError:
         raise LedgerError(f"{path} is not there: name a file that was recorded.") from None
     except OSError as error:
         raise LedgerError(f"{path} can't be read ({error.strerror or error}): check the path and its permissions.") from None
+
+
+def _newest(sealed: Path, journal: Path) -> Ledger:
+    if not journal.exists():
+        return _from_sealed(sealed)
+    if not sealed.exists():
+        return ledger_of(journal, scan(journal))
+    flushed = _from_sealed(sealed)
+    later = scan(journal)
+    written = sum(begin for begin, _ in begins_of(later.meta)) + sum(len(block.events) for block in later.blocks)
+    if written > sum(stream.begin + len(stream) for stream in flushed.streams.values()):
+        return ledger_of(journal, later)
+    # What a recorder that was killed had not written yet is lost; a living one has flushed and goes on.
+    # One that has closed may have been killed before it could remove the journal.
+    if flushed.meta.get("closed") or is_locked(journal):
+        return flushed
+    return replace(flushed, open_end=True) if journal.exists() else _from_sealed(sealed)
 
 
 def ledger_of(path: Path, journal: Scan) -> Ledger:
@@ -369,10 +379,8 @@ def peek_all(directory: Path) -> tuple[list[Ledger], list[str]]:
     """As `read_all`, but without the events: what a ledger says of itself."""
     ledgers, empty = [], []
     for path in find(directory):
-        journal = path.with_suffix(JOURNAL)
         try:
-            meta = _peek(path) if path.exists() else scan(journal, (1 << 62, 0)).meta
-            ledgers.append(Ledger(path if path.exists() else journal, meta, Streams([]), open_end=False))
+            ledgers.append(_peek(path))
         except EmptyFileError as error:
             empty.append(str(error))
         except ForeignFileError:
@@ -380,10 +388,14 @@ def peek_all(directory: Path) -> tuple[list[Ledger], list[str]]:
     return ledgers, empty
 
 
-def _peek(path: Path) -> Meta:
+def _peek(path: Path) -> Ledger:
     try:
+        if not path.exists():
+            journal = path.with_suffix(JOURNAL)
+            with contextlib.suppress(FileNotFoundError):  # its recorder has just closed
+                return Ledger(journal, scan(journal, (1 << 62, 0)).meta, Streams([]), open_end=False)
         with zipfile.ZipFile(path) as archive:
-            return _Sealed(path, archive).meta()
+            return Ledger(path, _Sealed(path, archive).meta(), Streams([]), open_end=False)
     except LedgerError as error:
         raise type(error)(f"{path}: {error}") from None
     except Exception as error:
@@ -406,8 +418,13 @@ def find(directory: Path) -> list[Path]:
     names = set()
     for parent, directories, files in os.walk(directory, onerror=refuse):
         directories[:] = [name for name in directories if not name.startswith(".") and not _SET_ASIDE.search(name)]
-        paths = [path for name in files if name.endswith((SEALED, JOURNAL)) and (path := Path(parent, name)).is_file()]
-        names |= {path.with_suffix(SEALED) for path in paths if not _SET_ASIDE.search(path.stem)}
+        paths = [Path(parent, name) for name in files if name.endswith((SEALED, JOURNAL))]
+        names |= {
+            path.with_suffix(SEALED)
+            for path in paths
+            # A journal that was listed may have become a sealed ledger since.
+            if (path.is_file() or path.with_suffix(SEALED).is_file()) and not _SET_ASIDE.search(path.stem)
+        }
     return sorted(names, key=_natural)
 
 

@@ -6,6 +6,7 @@ import ast
 import copy
 import gc
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stepledger import LedgerError, StreamKey, read
 from stepledger.digest import SpaceDigest
 from stepledger.format import event_dtype
 from stepledger.journal import Block, Journal, NameTakenError, Scan, scan
+from stepledger.ledger import peek_all
 from stepledger.recorder import BatchRecorder, describe
 
 SPACE = SpaceDigest(spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "t": spaces.Text(5)}))
@@ -354,6 +356,33 @@ def test_a_ledger_that_was_flushed_by_a_recorder_now_dead_has_an_open_end(tmp_pa
     assert not read(tmp_path / "a.npz").open_end  # it lives, and flushed
     journal.close()
     assert read(tmp_path / "a.npz").open_end
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_a_ledger_can_be_read_while_its_recorder_closes(tmp_path: Path, flushes: bool) -> None:
+    def record(recorder: BatchRecorder, begun: threading.Event) -> None:
+        batch = np.zeros(3, recorder.dtype)
+        recorder.append(batch)
+        if flushes:
+            recorder.flush()
+        begun.set()
+        recorder.append(batch)
+        recorder.close()
+
+    for number in range(100):
+        recorder, begun = BatchRecorder(tmp_path / f"{number}.npz", meta(streams=1)), threading.Event()
+        recorder.begin()
+        recording = threading.Thread(target=record, args=(recorder, begun))
+        recording.start()
+        begun.wait()
+        reads = [read(recorder.path)]
+        while recording.is_alive():
+            reads.append(read(recorder.path))
+            assert [ledger.meta["id"] for ledger in peek_all(tmp_path)[0]].count(recorder.meta["id"]) == 1
+        recording.join()
+        assert read(recorder.path).events == 6
+        assert {ledger.events for ledger in reads} <= {0, 3, 6}
+        (tmp_path / f"{number}.npz").unlink()
 
 
 def test_reading_does_not_keep_the_name_from_a_recorder(tmp_path: Path) -> None:
