@@ -389,11 +389,11 @@ def peek_all(directory: Path) -> tuple[list[Ledger], list[str]]:
 
 
 def _peek(path: Path) -> Ledger:
+    if not path.exists():
+        journal = path.with_suffix(JOURNAL)
+        with contextlib.suppress(FileNotFoundError):  # its recorder has just closed
+            return Ledger(journal, scan(journal, (1 << 62, 0)).meta, Streams([]), open_end=False)
     try:
-        if not path.exists():
-            journal = path.with_suffix(JOURNAL)
-            with contextlib.suppress(FileNotFoundError):  # its recorder has just closed
-                return Ledger(journal, scan(journal, (1 << 62, 0)).meta, Streams([]), open_end=False)
         with zipfile.ZipFile(path) as archive:
             return Ledger(path, _Sealed(path, archive).meta(), Streams([]), open_end=False)
     except LedgerError as error:

@@ -34,9 +34,10 @@ from learner_sb3 import (  # noqa: E402
     venv_of,
 )
 from stable_baselines3 import DQN, PPO, SAC  # noqa: E402
-from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer, RolloutBuffer  # noqa: E402
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnMaxEpisodes  # noqa: E402
 from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm  # noqa: E402
 from stable_baselines3.common.vec_env import (  # noqa: E402
     DummyVecEnv,
     SubprocVecEnv,
@@ -422,66 +423,84 @@ def test_stray_calls_are_on_both_sides_and_only_the_learner_differs(tmp_path: Pa
 # Buffers that store something else than they were given.
 
 
-def faulty(base: Any, change: Any) -> Any:
-    class Faulty(base):  # type: ignore[misc, valid-type]
+def stored_otherwise(model: Any, row: int, name: str, value: Any) -> None:
+    """Have the buffer of a model put something else into a row, of env 1: a value, or what a function makes of the right one."""
+    buffer = model.rollout_buffer if hasattr(model, "rollout_buffer") else model.replay_buffer
+
+    class Faulty(type(buffer)):  # type: ignore[misc]
         def add(self, *args: Any, **kwargs: Any) -> None:
             pos = self.pos
             super().add(*args, **kwargs)
-            if pos == 10:
-                change(self, pos)
+            if pos == row:
+                next_only = name == "next_observations" and self.optimize_memory_usage
+                column, place = (self.observations, pos + 1) if next_only else (getattr(self, name), pos)
+                column = column["observation"] if isinstance(column, dict) else column
+                column[place, 1] = value(column[place, 1]) if callable(value) else value
 
-    return Faulty
-
-
-def assign(name: str, value: Any, env: int = 1) -> Any:
-    def change(buffer: Any, pos: int) -> None:
-        column = getattr(buffer, name)[pos]
-        column[env] = column[env] + value if value is not None else 1 - column[env]
-
-    return change
+    buffer.__class__ = Faulty
 
 
-OFF_FAULTS = {
-    "obs": ("observations", 1e-3),
-    "action": ("actions", 1e-3),
-    "reward": ("rewards", 1e-3),
-    "next_obs": ("next_observations", 1e-3),
-    "terminated": ("dones", None),
+def more(value: Any) -> Any:
+    return value + 1e-3
+
+
+def other(value: Any) -> Any:
+    return (value + 1) % 2
+
+
+#: Rows of the second episode: its second step, and its last, which a time limit has ended.
+MIDDLE, END = "middle", "end"
+PLACES = {"HER": {MIDDLE: (12, 2), END: (21, 11)}}
+ELSEWHERE = {MIDDLE: (10, 2), END: (25, 17)}
+ON = {
+    "obs": (MIDDLE, "observations", more, ("obs",)),
+    "action": (MIDDLE, "actions", 0.123, ("action",)),
+    "reward": (MIDDLE, "rewards", more, ("reward",)),
+    "reward of a time limit": (END, "rewards", more, ("reward",)),
+    "episode_start": (MIDDLE, "episode_starts", other, ("episode_start",)),
 }
-ON_FAULTS = {
-    "obs": ("observations", 1e-3),
-    "action": ("actions", 1e-3),
-    "reward": ("rewards", 1e-3),
-    "episode_start": ("episode_starts", None),
+OFF = {
+    "obs": (MIDDLE, "observations", more, ("obs",)),
+    "action": (MIDDLE, "actions", 0.123, ("action",)),
+    "reward": (MIDDLE, "rewards", more, ("reward",)),
+    "next_obs": (MIDDLE, "next_observations", more, ("next_obs",)),
+    "final next_obs": (END, "next_observations", more, ("next_obs",)),
+    "done": (MIDDLE, "dones", 1, ("terminated",)),
+    "done of a time limit": (END, "dones", 0, ("truncated",)),
+    "time limit": (END, "timeouts", 0, ("terminated", "truncated")),
 }
+FAULTS = [
+    (algorithm, field)
+    for algorithm, (cls, *_) in ALGORITHMS.items()
+    for field in (OFF if issubclass(cls, OffPolicyAlgorithm) else ON)
+    # what that buffer does not store: it has nothing of its own for a final observation, and no time limits
+    if algorithm != "DQN memory" or field not in ("final next_obs", "time limit")
+]
 
 
-@pytest.mark.parametrize("field", OFF_FAULTS)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_replay_buffer_that_stores_something_else_is_found(tmp_path: Path, field: str, wrapper: str) -> None:
-    name, value = OFF_FAULTS[field]
-    venv = venv_of("SAC", wrapper=wrapper)
-    model = model_of("SAC", venv, replay_buffer_class=faulty(ReplayBuffer, assign(name, value)))
-    callback = learn(model, tmp_path, 100)
-    (difference,) = callback.comparison.differences
-    assert (difference.env, difference.fields) == (1, (field,))
-    assert callback.differences == 1
-
-
-@pytest.mark.parametrize("field", ON_FAULTS)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_rollout_buffer_that_stores_something_else_is_found(tmp_path: Path, field: str, wrapper: str) -> None:
-    name, value = ON_FAULTS[field]
-    model = model_of(
-        "PPO Box", venv_of("PPO Box", wrapper=wrapper), n_steps=64, rollout_buffer_class=faulty(RolloutBuffer, assign(name, value))
-    )
-    model.learn(1)
-    callback = learn(model, tmp_path, 64)
-    if field == "action":  # an action outside of the space is clipped, changed or not
-        assert callback.differences in (0, 1)
-    else:
-        (difference,) = callback.comparison.differences
-        assert (difference.env, difference.fields) == (1, (field,))
+@pytest.mark.parametrize(
+    ("algorithm", "field", "wrapper"),
+    [(*case, wrapper) for at, case in enumerate(FAULTS) for index, wrapper in enumerate(WRAPPERS) if LONG or index == at % len(WRAPPERS)],
+)
+def test_a_buffer_that_stores_something_else_is_found(tmp_path: Path, algorithm: str, field: str, wrapper: str) -> None:
+    """The table of fields in the documentation, cell by cell."""
+    off_policy = issubclass(ALGORITHMS[algorithm][0], OffPolicyAlgorithm)
+    place, name, value, fields = (OFF if off_policy else ON)[field]
+    row, step = PLACES.get(algorithm, ELSEWHERE)[place]
+    if algorithm == "DQN memory" and fields == ("truncated",):
+        fields = ("terminated",)  # which is any end of an episode there
+    if algorithm == "HER" and wrapper in ("VecFrameStack", "both"):
+        wrapper = "VecNormalize"  # its goals are not stacked
+    model = model_of(algorithm, venv_of(algorithm, wrapper=wrapper), **({} if off_policy else {"n_steps": 64}))
+    discrete = field == "action" and not isinstance(model.action_space, spaces.Box)
+    stored_otherwise(model, row, name, other if discrete else value)
+    callback = learn(model, tmp_path, 128)
+    first, *others = callback.comparison.differences
+    assert (first.env, first.fields) == (1, fields)
+    assert (first.episode, first.step) == (1, step)
+    # Buffers that join rows by the ends that they have stored begin an episode there, and the same row is the next one's beginning.
+    assert {(one.env, one.episode, one.step) for one in others} <= {(1, first.episode, first.step + 1), (1, 2, 1)}
+    assert {field for one in others for field in one.fields} <= {"episode_start", "obs"}
 
 
 def test_a_buffer_that_forgets_a_row_is_found(tmp_path: Path) -> None:
