@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
 
 from ..compare import compare
 from ..digest import DIGESTS
@@ -20,8 +22,8 @@ from ..result import Comparison
 from ..strays import joins, overwritten
 from .callers import Callers
 from .handed import HandedStep, StrayCalls, innermost
-from .hooks import Hooks, unhooked
-from .stored import StoredRows, buffer_of
+from .hooks import Hooks
+from .stored import StoredRows, buffer_of, episode_starts
 from .vecenv import LedgerVecEnv
 from .watch import VectorWatch
 
@@ -88,7 +90,8 @@ class LedgerCallback(BaseCallback):
         self._hooks = Hooks()
         self._learning: Any = None  # the model of the ledgers
         self._told: set[str] = set()
-        self._added_by_others = 0
+        self._values: list[Any] = []
+        self._before = 0  # differences of earlier calls of learn()
 
     # The life of one learn().
 
@@ -111,21 +114,19 @@ class LedgerCallback(BaseCallback):
         if self._is_another(model):
             self._say("this LedgerCallback recorded another model, and this one is not recorded: make a LedgerCallback for each.")
             return
+        vec_env: Any = model.env
+        if type(vec_env).step is not VecEnv.step:
+            raise LedgerError(f"{type(vec_env).__name__} has a step() of its own, and only step_async() and step_wait() are recorded.")
         self._refuse_second_tap(model.env)
         self._take_directory()
-        watch, rows = self._watch, self._rows
+        watch, rows, self._before = self._watch, self._rows, self.differences
+        if watch is not None and not watch.recorder.recording:
+            self._say(f"recording into {self._directory} has ended, this run is not recorded: make another LedgerCallback.")
+            return
         if watch is None or rows is None:
             options: dict[str, Any] = {"digest": self._digest, "on_error": self._on_error}
             watch = self._watch = VectorWatch(model, self._directory / "vector.npz", **options, fail=self._fail)
             rows = self._rows = StoredRows(model, self._directory / "learner.npz", **options)
-            if not rows.known:
-                watch.on_stray = self._judge_call
-                self._say(
-                    f"{type(rows.buffer).__name__} is no buffer that this version knows: what it stores is not compared, "
-                    "only calls of the training env that are not the trainer's are looked for."
-                )
-            else:
-                rows.recorder.begin()
         elif not watch.fits(model):
             self._say("the VecEnv was replaced by one with other spaces or another number of environments: what comes now is not recorded.")
             return
@@ -138,6 +139,8 @@ class LedgerCallback(BaseCallback):
         fresh = self._was_reset(model)
         self._learning = model
         rows.attach(model)
+        if not rows.known and watch.on_stray is None:
+            self._only_strays("is no buffer that this version knows")
         self._callers = Callers(model)
         watch.attach(model, self._hooks, fresh)
         self._hook_buffer(rows)
@@ -152,6 +155,16 @@ class LedgerCallback(BaseCallback):
             if other is not self:
                 self._hooks.add(other, "init_callback", self._guard)
 
+    def _only_strays(self, why: str) -> None:
+        """Go on without the rows of a buffer that can't be read."""
+        assert self._watch is not None
+        assert self._rows is not None
+        self._rows.known, self._watch.on_stray = False, self._judge_call
+        self._say(
+            f"{type(self._rows.buffer).__name__} {why}: what it stores is not compared, only calls of the training env that are not "
+            "the trainer's are looked for."
+        )
+
     def _take_directory(self) -> None:
         """Have the callback that wrote there before close its ledgers, which are then set aside."""
         other = _open.get(self._directory)
@@ -162,11 +175,16 @@ class LedgerCallback(BaseCallback):
         _open[self._directory] = self
 
     def _is_another(self, model: Any) -> bool:
-        """Whether this is not the model of the ledgers, nor that model loaded again, which has made updates before."""
+        """Whether this is not the model of the ledgers, nor that model loaded again, as far as its updates and weights tell."""
         known = self._learning
         if known is None or model is known:
             return False
-        return type(model) is not type(known) or not model._n_updates
+        if type(model) is not type(known) or model._n_updates > known._n_updates:
+            return True
+        if model._n_updates < known._n_updates:
+            return not model._n_updates  # else it was saved under way
+        own, others = model.policy.state_dict(), known.policy.state_dict()
+        return own.keys() != others.keys() or not all(torch.equal(own[name], others[name]) for name in own)
 
     def _refuse_second_tap(self, env: Any) -> None:
         while hasattr(env, "venv"):
@@ -188,13 +206,13 @@ class LedgerCallback(BaseCallback):
         assert self._watch is not None
         if self._watch.begun:
             return not self._watch.goes_on(model)
-        return bool(np.all(model._last_episode_starts))
+        return bool(np.all(episode_starts(model)))
 
     def _outermost(self) -> BaseCallback:
         """The callback that ``learn()`` itself calls."""
-        code, top, frame = unhooked(BaseCallback.init_callback).__code__, self, sys._getframe()
+        top, frame = self, sys._getframe()
         while frame is not None:
-            if frame.f_code is code:
+            if frame.f_code.co_name == "init_callback" and isinstance(frame.f_locals.get("self"), BaseCallback):
                 top = frame.f_locals["self"]
             frame = frame.f_back  # type: ignore[assignment]
         return top
@@ -202,6 +220,8 @@ class LedgerCallback(BaseCallback):
     def _hook_buffer(self, rows: StoredRows) -> None:
         if rows.known:
             self._hooks.add(rows.buffer, "add", self._on_add)
+        if hasattr(self.model.policy, "predict_values"):
+            self._hooks.add(self.model.policy, "predict_values", self._on_value)
 
     def _guard(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What raises ends the recording of this ``learn()``: it won't come to its end."""
@@ -241,8 +261,9 @@ class LedgerCallback(BaseCallback):
         self._finish()
 
     def _interrupted(self) -> None:
-        if self._watch is not None:
+        if self._watch is not None and self._hooks:
             self._watch.stopped()
+            self._watch.left()
         self._detach()
         self._flush()
 
@@ -252,6 +273,9 @@ class LedgerCallback(BaseCallback):
         self._interrupted()
         assert self._watch is not None
         self._flush_env_side()
+        assert self._rows is not None
+        if not self._rows.known:
+            return  # that was said
         try:
             self.comparison = compare(self._directory)
         except LedgerError as error:
@@ -277,6 +301,7 @@ class LedgerCallback(BaseCallback):
         if self._watch is not None:
             self._watch.recorder.flush()
         if self._rows is not None and self._rows.known:
+            self._rows.recorder.begin()  # there is a ledger even if nothing was stored
             self._rows.recorder.flush()
 
     def close(self) -> None:
@@ -309,6 +334,13 @@ class LedgerCallback(BaseCallback):
 
     # What is stored, and what is found.
 
+    def _on_value(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the policy answers when it is asked for values: asking it again might change it."""
+        value = original(*args, **kwargs)
+        if self._watch is not None and self._watch.pending is not None:
+            self._values.append(value)
+        return value
+
     def _on_add(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         watch, rows = self._watch, self._rows
         assert watch is not None
@@ -320,19 +352,28 @@ class LedgerCallback(BaseCallback):
             self._fail(error)
             return original(*args, **kwargs)
         result = original(*args, **kwargs)
+        values, self._values = self._values, []
         if not rows.recorder.recording:
             return result
         try:
             step = watch.pending
-            if stranger is not None or step is None:
-                self._added_by_others += 1
-                rows.recorder.final["notes"] = [
-                    f"{self._added_by_others:,} rows were added to the buffer outside of a step, and not compared"
-                ]
-            else:
-                differs, marked = rows.record(at, step, self.locals)
+            added = rows.added(at[0])
+            if not rows.known:
+                watch.stored()
+            elif stranger is not None or step is None:
+                rows.count("rows were added to the buffer outside of a step, and not compared")
+            elif added:
+                differs, marked = rows.record(at, step, values)
                 watch.stored()
                 self._judge(step, differs, marked)
+                if added > 1:
+                    rows.count("rows were added to the buffer beside those of the trainer's steps, and not compared", added - 1)
+            elif not rows.begun:
+                watch.stored()
+                self._only_strays("stores no row when one is added, as one does that joins several first")
+            else:
+                watch.stored()
+                self._judge_lost(len(step.t))
         except Exception as error:
             self._fail(error)
         return result
@@ -352,6 +393,11 @@ class LedgerCallback(BaseCallback):
         self.differences += count
         if count and self._on_difference_once():
             self._tell(self._sentence(step, wrong, list(differs)))
+
+    def _judge_lost(self, envs: int) -> None:
+        self.differences += envs
+        if self._on_difference_once():
+            self._tell(f"call {self._watch.calls:,}: the buffer stored no row of it, in {envs:,} envs")  # type: ignore[union-attr]
 
     def _judge_call(self, stray: StrayCalls) -> None:
         """What can be said where the buffer isn't known: that there was a stray call."""
@@ -392,7 +438,8 @@ class LedgerCallback(BaseCallback):
             warn(sentence)
 
     def _on_step(self) -> bool:
-        return not (self.differences and self._on_difference == "stop")
+        stop = self._on_difference == "stop" and self.differences > self._before
+        return not (stop and self._hooks)  # what is not recorded is not stopped either
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a LedgerCallback belongs to one run and can't be pickled or copied: make another one.")

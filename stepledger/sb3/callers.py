@@ -14,9 +14,18 @@ from .hooks import unhooked
 __all__ = ["Caller", "Callers"]
 
 #: Methods of a callback that the trainer calls; what is called below one of them is not the trainer's.
-_CALLBACK_METHODS = ("on_training_start", "on_rollout_start", "on_step", "on_rollout_end", "on_training_end", "update_locals")
-#: Methods of an algorithm below which it steps its env.
+_CALLBACK_METHODS = (
+    "init_callback",
+    "on_training_start",
+    "on_rollout_start",
+    "on_step",
+    "on_rollout_end",
+    "on_training_end",
+    "update_locals",
+)
+#: Methods of an algorithm below which it steps its env, and one below which it doesn't.
 _TRAINER_METHODS = ("collect_rollouts", "learn")
+_UPDATE = ("train",)
 
 #: Packages whose lines say less than the line that called them.
 _LIBRARIES = ("stable_baselines3", "sb3_contrib", "stepledger", "gymnasium")
@@ -43,23 +52,30 @@ class Callers:
 
     def __init__(self, model: Any) -> None:
         # By their ids: a code object's hash looks at all of it, each time.
-        callback = {unhooked(vars(cls)[name]).__code__ for cls in BaseCallback.__mro__ for name in _CALLBACK_METHODS if name in vars(cls)}
-        functions = [unhooked(vars(cls)[name]) for cls in type(model).__mro__ for name in _TRAINER_METHODS if name in vars(cls)]
-        trainer: set[CodeType] = {function.__code__ for function in functions if hasattr(function, "__code__")}
-        self._alive = callback, trainer
-        self._callback, self._trainer = set(map(id, callback)), set(map(id, trainer))
+        strangers = {
+            **dict.fromkeys(_codes(BaseCallback, _CALLBACK_METHODS), "a callback"),
+            **dict.fromkeys(_codes(type(model), _UPDATE), "train()"),
+        }
+        trainer = _codes(type(model), _TRAINER_METHODS)
+        self._alive = strangers, trainer
+        self._strangers, self._trainer = {id(code): who for code, who in strangers.items()}, set(map(id, trainer))
 
     def stranger(self) -> Caller | None:
         """Who makes the call that is under way; `None` if it is the trainer."""
         start = frame = sys._getframe(2)
         while frame is not None:
             code = id(frame.f_code)
-            if code in self._callback:
-                return Caller("a callback", _place(start, frame))
+            if code in self._strangers:
+                return Caller(self._strangers[code], _place(start, frame))
             if code in self._trainer:
                 return None
             frame = frame.f_back  # type: ignore[assignment]
         return Caller("a call from outside of the trainer", _place(start, None))
+
+
+def _codes(cls: type, names: tuple[str, ...]) -> set[CodeType]:
+    functions = [unhooked(vars(base)[name]) for base in cls.__mro__ for name in names if name in vars(base)]
+    return {function.__code__ for function in functions if hasattr(function, "__code__")}
 
 
 def _place(frame: FrameType | None, end: FrameType | None) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
     VecCheckNan,
     VecEnv,
     VecEnvWrapper,
@@ -46,9 +45,6 @@ def reset_observation(env: VecEnv, handed: Any) -> Any:
     Returns:
         A batch; `None` where a wrapper is not known.
     """
-    inner = innermost(env)
-    if isinstance(inner, DummyVecEnv):
-        return inner._obs_from_buf()
     while isinstance(env, VecEnvWrapper):
         if isinstance(env, VecNormalize):
             handed = env.old_obs

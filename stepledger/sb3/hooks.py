@@ -23,13 +23,24 @@ class Gate:
     closed = False
 
 
+class _Ours(dict[int, Any]):
+    """What a patched method knows by the ids of objects; a copy of it elsewhere knows none.
+
+    A class that a script defines is pickled by its value, with the patched method and all that this holds: by `cloudpickle`, which
+    ``model.save`` and the start of a worker use.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ()
+
+
 class _Hooked:
     """A method of a class that is patched as long as somebody looks at the calls of one of its objects."""
 
     def __init__(self, cls: type, name: str) -> None:
         self.original: Callable[..., Any] = getattr(cls, name)
-        self.handlers: dict[int, tuple[Handler, ...]] = {}
-        self.gates: dict[int, Gate] = {}
+        self.handlers = _Ours()  # tuples of handlers
+        self.gates = _Ours()
         self._cls, self._name, self._own = cls, name, name in vars(cls)
         original, handlers, gates = self.original, self.handlers, self.gates
 

@@ -6,13 +6,13 @@ agree; else as it was stored. Which functions these are was measured with stable
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer, RolloutBuffer
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
@@ -24,19 +24,43 @@ from ..recording import OnError
 from .handed import Digests, HandedStep
 from .stage import RowStage, bits_of, bytes_of, digests
 
-__all__ = ["StoredRows", "buffer_of"]
+__all__ = ["StoredRows", "buffer_of", "episode_starts"]
 
 Flags = npt.NDArray[np.bool_]
 
 #: How far a recomputed value may be from a stored one, relative and absolute: the last digits of float32.
 _TOLERANCE = 1e-6
 
+#: A reward to which something was to be added, and nothing was.
+_NAN = int(np.float32(np.nan).view(np.uint32))
+
 _NOT_STORED = "a rollout buffer stores no"
 
 
 def buffer_of(model: Any) -> Any:
     """The buffer that a model learns from; `None` if it has none."""
-    return getattr(model, "rollout_buffer", None) or getattr(model, "replay_buffer", None)
+    buffer = getattr(model, "rollout_buffer", None)
+    return getattr(model, "replay_buffer", None) if buffer is None else buffer  # an empty one may count as false
+
+
+def episode_starts(model: Any) -> Flags:
+    """Which of a model's environments are at the beginning of an episode, ``(n,)`` bool, as far as the model knows it.
+
+    Off-policy algorithms keep that in their buffer alone: its last row ends an episode, or leads to the observation of now. If it does
+    not, the environments were reset since.
+    """
+    buffer = buffer_of(model)
+    if not isinstance(buffer, ReplayBuffer):
+        return np.array(model._last_episode_starts, bool)
+    ended = np.asarray(buffer.dones[buffer.pos - 1]).reshape(-1) != 0
+    overlaid = buffer.optimize_memory_usage
+    stored = _row(buffer.observations, buffer.pos) if overlaid else _row(buffer.next_observations, buffer.pos - 1)
+    now = model._last_obs if model._vec_normalize_env is None else model._last_original_obs
+    goes_on = bool(buffer.size()) and all(
+        np.array_equal(one[~ended], np.asarray(other)[~ended], equal_nan=one.dtype.kind == "f")
+        for one, other in (zip(stored.values(), (now[key] for key in stored)) if isinstance(stored, dict) else [(stored, now)])
+    )
+    return ended if goes_on else np.ones_like(ended)
 
 
 class StoredRows:
@@ -50,13 +74,16 @@ class StoredRows:
 
     Attributes:
         known: Whether rows of this buffer can be read.
+        begun: Whether any was.
     """
 
     def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError) -> None:
         self.buffer = buffer_of(model)
-        self.known = isinstance(self.buffer, (RolloutBuffer, ReplayBuffer))
+        self.known = True
         self._observations = SpaceDigest(model.observation_space, digest)
         self._actions = SpaceDigest(model.action_space, digest)
+        self.begun = False
+        self._counts: dict[str, int] = {}
         self.attach(model)
         meta = describe(
             "learner",
@@ -78,6 +105,7 @@ class StoredRows:
     def attach(self, model: Any) -> None:
         """Go on with a model, and with its buffer of now."""
         self.model, self.buffer = model, buffer_of(model)
+        self.known = self.known and isinstance(self.buffer, (RolloutBuffer, ReplayBuffer))
         self._on_policy = isinstance(self.buffer, RolloutBuffer)
         self._has_timeouts = not self._on_policy and getattr(self.buffer, "handle_timeout_termination", False)
         # Buffers that join several rows in a sample must know where an episode was cut.
@@ -118,18 +146,18 @@ class StoredRows:
         if isinstance(buffer, HerReplayBuffer):
             starts = buffer._current_ep_start == buffer.pos
         elif self._joins:
-            starts = (buffer.dones[buffer.pos - 1] != 0) | (buffer.timeouts[buffer.pos - 1] != 0)
+            starts = (buffer.dones[buffer.pos - 1] != 0) | (buffer.timeouts[buffer.pos - 1] != 0) | (buffer.size() == 0)
         return int(buffer.pos), starts
 
     def record(
-        self, at: tuple[int, npt.NDArray[np.bool_] | None], step: HandedStep, locals_: dict[str, Any]
+        self, at: tuple[int, npt.NDArray[np.bool_] | None], step: HandedStep, values: Sequence[Any]
     ) -> tuple[dict[str, Flags], bool]:
         """Record the row that was added last.
 
         Args:
             at: `position` before that.
             step: The trainer's step that it should hold.
-            locals_: The trainer's local variables, as callbacks get them.
+            values: What the policy has answered since that step when it was asked for values, in that order: tensors, ``(1, 1)``.
 
         Returns:
             For each field that differs, in which environments; whether the row says if it begins an episode.
@@ -138,7 +166,7 @@ class StoredRows:
         n = len(step.t)
         h_obs = self._digests(_row(buffer.observations, pos), step.raw_obs, step.obs)
         h_act = self._taken_back(buffer.actions[pos], step)
-        h_rew = self._without_bootstrap(buffer.rewards[pos].reshape(n), step, locals_)
+        h_rew = self._without_bootstrap(buffer.rewards[pos].reshape(n), step, values)
         pairs: list[tuple[str, npt.NDArray[Any], npt.NDArray[Any]]] = [
             ("obs", h_obs, step.obs),
             ("action", h_act, step.h_act),
@@ -159,10 +187,15 @@ class StoredRows:
                 pairs += [("terminated", terminated, step.done & ~step.timeout), ("truncated", truncated, step.timeout)]
             else:
                 pairs.append(("terminated", terminated, step.done))
-            if step.first:  # nobody promised that what was stored by an earlier learn() ends
-                start = None
+            if step.first and start is not None and not start.all():
+                self.count(
+                    "episodes in the buffer were open when learn() reset the environments: Stable-Baselines3 goes on with them in the new "
+                    "ones, in what it makes of several rows",
+                    int((~start).sum()),
+                )
         if start is not None:
             pairs.append(("episode_start", start, step.start))
+        self.begun = True
         self.recorder.reserve(1)
         row, columns = self.recorder.add(self._template), self.recorder.columns
         columns["h_obs"][row], columns["h_act"][row], columns["h_rew"][row], columns["t"][row] = h_obs, h_act, h_rew, step.t
@@ -179,24 +212,21 @@ class StoredRows:
     def _taken_back(self, stored: npt.NDArray[Any], step: HandedStep) -> Digests:
         """The digests of stored actions as they are sent to the env."""
         space: gymnasium.Space[Any] = self.model.action_space
+        shape = (-1, *(space.shape or ()))
+        tolerance = 0.0
         if isinstance(space, spaces.Box):
-            stored = stored.reshape(-1, *space.shape)
-            if not self._on_policy or self._squashes(self.model):
-                sent = self.model.policy.unscale_action(stored)
-            else:
-                sent = np.clip(stored, space.low, space.high)
-            if sent.dtype == step.actions.dtype and sent.tobytes() == step.actions.tobytes():
-                return step.h_act
-            taken = digests(self._actions, sent)
+            scaled = not self._on_policy or self._squashes(self.model)
+            stored = stored.reshape(shape)
+            sent = self.model.policy.unscale_action(stored) if scaled else np.clip(stored, space.low, space.high)
             if stored.dtype != step.actions.dtype:  # replay buffers store float64 actions as float32
-                close = np.isclose(sent, step.actions, rtol=_TOLERANCE, atol=_TOLERANCE).reshape(len(sent), -1).all(1)
-                taken = np.where(close, step.h_act, taken)
-            return taken
-        if stored.dtype == step.actions.dtype and stored.tobytes() == step.actions.tobytes():
+                tolerance = _TOLERANCE
+        else:
+            sent = stored.reshape(shape)
+        if sent.dtype == step.actions.dtype and sent.tobytes() == step.actions.tobytes():
             return step.h_act
-        if isinstance(space, spaces.Discrete):
-            return digests(self._actions, stored.reshape(-1))
-        return digests(self._actions, stored.reshape(-1, *(space.shape or ())))
+        # What arrives at the environments may be another action, which a wrapper has made of the trainer's.
+        same = np.isclose(sent, step.actions.reshape(sent.shape), rtol=tolerance, atol=tolerance).reshape(len(sent), -1).all(1)
+        return np.where(same, step.h_act, digests(self._actions, sent))
 
     def _next_obs(self, pos: int, step: HandedStep) -> Digests:
         buffer = self.buffer
@@ -214,29 +244,37 @@ class StoredRows:
                 h_next[env] = step.next_obs[env]
         return h_next
 
-    def _without_bootstrap(self, stored: npt.NDArray[Any], step: HandedStep, locals_: dict[str, Any]) -> npt.NDArray[np.uint32]:
+    def _without_bootstrap(self, stored: npt.NDArray[Any], step: HandedStep, values: Sequence[Any]) -> npt.NDArray[np.uint32]:
         """The bits of stored rewards; of those that are as they should be stored, the bits of the rewards that were given."""
         by_time_limit = np.flatnonzero(step.timeout).tolist() if self._on_policy else []
         if not by_time_limit and stored.tobytes() == step.reward.tobytes():
             return step.h_rew
         bits = bits_of(stored).copy()
+        added = [float(self.model.gamma * value[0]) for value in values]
         for env in by_time_limit:
-            final = step.infos[env].get("terminal_observation")
-            if final is not None:
-                expected = step.reward[env] + self.model.gamma * self._value(final, env, locals_)
-                if np.isclose(stored[env], expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+            if step.infos[env].get("terminal_observation") is None:  # the trainer adds nothing then
+                continue
+            given = np.float64(step.reward[env])
+            for at, one in enumerate(added):
+                if np.isclose(stored[env], given + one, rtol=0, atol=_TOLERANCE * (abs(given) + abs(one)), equal_nan=True):
                     bits[env] = step.h_rew[env]
+                    del added[: at + 1]
+                    break
+            else:
+                if bits[env] == step.h_rew[env]:
+                    self.count("rewards of a time limit were stored without gamma * V(final observation)")
+                    bits[env] = _NAN
         return bits
 
-    def _value(self, obs: Any, env: int, locals_: dict[str, Any]) -> float:
-        """V of a final observation, as the trainer computes it."""
-        policy = self.model.policy
-        arguments: tuple[Any, ...] = (policy.obs_to_tensor(obs)[0],)
-        with torch.no_grad():
-            if hasattr(self.model, "_last_lstm_states"):
-                lstm = tuple(part[:, env : env + 1, :].contiguous() for part in locals_["lstm_states"].vf)
-                arguments += (lstm, torch.tensor([False], dtype=torch.float32, device=self.model.device))
-            return float(policy.predict_values(*arguments)[0])
+    def added(self, pos: int) -> int:
+        """How many rows were added behind a position."""
+        added = int(self.buffer.pos) - pos
+        return added if added >= 0 else added + int(self.buffer.buffer_size)
+
+    def count(self, sentence: str, number: int = 1) -> None:
+        """Count what the report says in a sentence that begins with the number."""
+        self._counts[sentence] = self._counts.get(sentence, 0) + number
+        self.recorder.final["notes"] = [f"{count:,} {sentence}" for sentence, count in self._counts.items()]
 
 
 def _row(column: Any, pos: int) -> Any:

@@ -20,6 +20,7 @@ from .callers import Caller, Callers
 from .handed import Digests, HandedStep, StrayCalls, innermost, reset_observation
 from .hooks import Gate, Hooks
 from .stage import RowStage, bits_of, bytes_of, digests
+from .stored import episode_starts
 
 __all__ = ["VectorWatch"]
 
@@ -86,6 +87,7 @@ class VectorWatch:
         self._new_obs: Any = None
         self.episode, self.step = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         self._begun = False
+        self._left: Digests | None = None
         self._last_known: Any = None
 
     def attach(self, model: Any, hooks: Hooks, reset: bool) -> None:
@@ -101,17 +103,21 @@ class VectorWatch:
         # What off-policy algorithms store is what VecNormalize was given, and not what it gave.
         self._raw: VecNormalize | None = model._vec_normalize_env if hasattr(model, "replay_buffer") else None
         self._sent: tuple[Digests, npt.NDArray[Any]] | None = None
+        self._asked: npt.NDArray[Any] | None = None
         self._stranger: Caller | None = None
         self._gate = Gate()  # closed while the VecEnv is called, which calls its environments
         self._row = self._reset_row = -1
         self._before: StrayCalls | None = None
         if reset or not self._begun:
             self._begin(model, reset)
+        else:
+            self._look_back(self._left, "between two calls of learn()")
         hooks.add(self.inner, "step_async", self._on_send)
         hooks.add(self.inner, "step_wait", self._on_receive)
         hooks.add(self.inner, "reset", self._on_reset)
         hooks.add(self.inner, "env_method", self._on_env_method)
         if self.outer is not self.inner:
+            hooks.add(self.outer, "step_async", self._on_asked)
             hooks.add(self.outer, "step_wait", self._on_handed)
             hooks.add(self.outer, "reset", self._on_handed_reset)
         if isinstance(self.inner, DummyVecEnv):
@@ -150,17 +156,47 @@ class VectorWatch:
         """The reset with which ``learn()`` began, which nobody could see: its observation as far as it can be told now."""
         if not reset:  # in the middle of an episode
             self._out[:] = digests(self.handed, self._stored_form(model._last_obs))
-            self._begun, self._new_obs, self._fresh = True, model._last_obs, np.array(model._last_episode_starts, bool)
+            self._begun, self._new_obs, self._fresh = True, model._last_obs, episode_starts(model)
             return
-        obs = reset_observation(model.env, model._last_obs)
-        self._row_of_resets(True, UNSEEN if obs is None else digests(self._given, obs), LEARN)
+        obs, now = reset_observation(model.env, model._last_obs), self._now()
+        given = now if obs is None else digests(self._given, obs)
+        self._row_of_resets(True, UNSEEN if given is None else given, LEARN)
         self._out[:] = self.recorder.columns["h_out"][self._reset_row] = digests(self.handed, self._stored_form(model._last_obs))
         self._new_obs, self._first, self._fresh = model._last_obs, True, np.ones(self.n, bool)
+        self._look_back(given, "before the first step")
+
+    def left(self) -> None:
+        """Learning has ended: remember where the environments are, if their VecEnv can tell."""
+        self._left = self._now()
+
+    def _now(self) -> Digests | None:
+        """The observations at which the environments are, if their VecEnv can tell."""
+        return digests(self._given, self.inner._obs_from_buf()) if isinstance(self.inner, DummyVecEnv) else None
+
+    def _look_back(self, left: Digests | None, when: str) -> None:
+        """Learning goes on: notice that the environments are no longer where it has left them."""
+        now = self._now()
+        if now is None or left is None:
+            return
+        moved = now != left
+        if moved.any():
+            self._stranger = Caller("somebody", f"a place that nobody watched, {when}")
+            self._row_of_resets(moved, now, self._by(resets=1, envs=moved))
+            self._out[moved], self._raw_out = UNSEEN, b""
+            self._fresh = self._fresh | moved
 
     def _stored_form(self, obs: Any) -> Any:
         return obs if self._raw is None else self._raw.old_obs
 
     # What the trainer, or somebody else, sends and gets.
+
+    def _on_asked(self, original: Callable[..., Any], actions: Any) -> Any:
+        """What the outermost VecEnv is asked to do: its wrappers may make other actions of it."""
+        try:
+            self._asked = np.array(actions)
+        except Exception as error:
+            self._fail(error)
+        return original(actions)
 
     def _on_send(self, original: Callable[..., Any], actions: Any) -> Any:
         if self.recorder.recording:
@@ -290,7 +326,8 @@ class VectorWatch:
             assert self._sent is not None
             t, obs, raw_obs, start = self._at
             reward = np.array(rewards, np.float32)  # a copy: the trainer adds to it
-            begin = t, obs, raw_obs, start, *self._sent
+            h_act, actions = self._sent
+            begin = t, obs, raw_obs, start, h_act, actions if self._asked is None else self._asked
             end = h_next.copy(), raw_next, self._reset_row >= 0, dones
             self.pending = HandedStep(*begin, reward, h_rew, *end, timeout, infos, self._first, self._before)
             self._pending_row, self.recorder.held, self._new_obs, self._first = row, True, observations, False
@@ -337,13 +374,16 @@ class VectorWatch:
     # Calls of single environments.
 
     def _on_env_method(self, original: Callable[..., Any], *args: Any, indices: Any = None, **kwargs: Any) -> Any:
-        results = self._guarded(original, *args, indices=indices, **kwargs)
         name, *arguments = args or (kwargs.get("method_name"),)
-        if name in ("reset", "step") and self.recorder.recording and not self._gate.closed:
+        if name not in ("reset", "step"):  # another method may call one of these, where it can be seen
+            return original(*args, indices=indices, **kwargs)
+        results = self._guarded(original, *args, indices=indices, **kwargs)
+        if self.recorder.recording and not self._gate.closed:
             try:
                 envs = self.inner._get_indices(indices)
+                action = next(iter([*arguments, *kwargs.values()]), None)
                 for env, result in zip(envs, results):
-                    self._record_single(env, name, arguments[0] if arguments else None, result, first=env == next(iter(envs)))
+                    self._record_single(env, name, action, result, first=env == next(iter(envs)))
             except Exception as error:
                 self._fail(error)
         return results
