@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,9 +129,3 @@ def test_the_uniform_buffer_loses_ends_with_n_step_returns(tmp_path):
     result = record(tmp_path, sampling(replaying(DQNConfig(), UNIFORM, 3), box=False), iterations=4)
     assert {one.hop for one in result.differences} == {HOPS[2]}
     assert "terminated" in {field for one in result.differences for field in one.fields}
-
-
-def test_the_script_of_the_known_difference_prints_what_the_page_says():
-    page = (Path(__file__).parents[1] / "docs" / "known-differences.md").read_text()
-    script, output = page.split("```python\n")[1].split("```")[0], page.split("```text\n")[1].split("```")[0]
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == output
