@@ -314,8 +314,12 @@ class _Records:
         self._mapped.touched(end - start)
         if checksum != int.from_bytes(self._data[end : end + 8], "little"):
             return None
+        try:
+            record = np.frombuffer(self._data[begin:end], dtype).reshape(shape)
+        except (ValueError, OverflowError):  # a shape that takes no bytes may still be none that an array can have
+            return None
         self.position = end + 8, checksum
-        return np.frombuffer(self._data[begin:end], dtype).reshape(shape)
+        return record
 
     @property
     def exhausted(self) -> bool:

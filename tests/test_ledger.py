@@ -273,6 +273,14 @@ def test_a_meta_that_inflates_beyond_reason_is_refused(run: Path) -> None:
     assert_unreadable(path, "meta is damaged")
 
 
+@pytest.mark.parametrize("begin", [[10**30, 0, 0], [3, 10**30, 0], [3, 0, 1 << 62], [-1, 0, 0], [3, -1, 0], [3, 0, -2], [3, 0, 0.5], [3]])
+def test_a_beginning_that_no_stream_has_is_refused(run: Path, begin: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "trainer.npz"
+    rewrite(path, begins=[begin, [0, 0, -1]])
+    assert_unreadable(path, "meta is damaged")
+    assert_refused(capsys, "compare", run)
+
+
 JUNK: list[Any] = [None, True, -1, float("nan"), "", "<f4", [[0, 0, "", 0]], {}, {"a": 1}, {"obs": {"column": "h_id"}}]
 
 
