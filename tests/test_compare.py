@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -561,6 +562,58 @@ def test_a_large_value_takes_one_line_of_a_report(tmp_path: Path) -> None:
     comparison = compare(tmp_path)
     assert comparison.hops[0].differences == 1
     assert len(str(comparison).splitlines()) == 3
+
+
+@pytest.mark.parametrize(("dtype", "given", "received"), [(np.uint8, "0", "9"), (np.float32, "0.0", "9.0")])
+@pytest.mark.parametrize("where", ["obs", "action"])
+def test_of_a_long_array_a_report_shows_the_elements_that_differ(tmp_path: Path, dtype: Any, given: str, received: str, where: str) -> None:
+    space = spaces.Box(0, 255, (84, 84, 3), dtype)
+
+    class Still(Walk):
+        def _observation(self) -> Any:
+            return np.zeros((84, 84, 3), dtype)
+
+    class Changes(SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            actions = actions.copy()
+            actions[0, 40, 40:] = 9 if where == "action" else 0
+            observations, *rest = super().step(actions)
+            observations = observations.copy()
+            observations[0, 40, 40:] = 9 if where == "obs" else 0
+            return (observations, *rest)
+
+    make = functools.partial(LedgerEnv, Still((9,), observation_space=space, action_space=space), tmp_path, keep_values=True)
+    envs = LedgerVectorEnv(Changes([make]), tmp_path / "trainer.npz", keep_values=True)
+    envs.reset(seed=0)
+    envs.step(np.zeros((1, 84, 84, 3), dtype))
+    envs.close()
+    (difference,) = compare(tmp_path).differences
+    assert difference.first[where] == "an array of shape (84, 84, 3)"
+    if where == "action":
+        given, received = received, given
+    changes = ", ".join(f"[40, {at // 3}, {at % 3}]: {given} -> {received}" for at in range(120, 124))
+    assert difference.second[where] == f"one with 132 of 21,168 elements changed: {changes}, ..."
+    assert "env gave an array of shape (84, 84, 3), trainer received one with 132 of 21,168 elements changed: " in str(compare(tmp_path))
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, np.nan), (np.uint8, 3)])
+def test_only_equal_values_are_said_to_be_the_same_in_another_shape(tmp_path: Path, dtype: Any, value: Any) -> None:
+    class Flat(gym.ObservationWrapper):
+        def observation(self, observation: Any) -> Any:
+            return np.full(100, value, dtype)
+
+    class Column(gym.ObservationWrapper):
+        def observation(self, observation: Any) -> Any:
+            return observation.reshape(100, 1)
+
+    space = spaces.Box(0, 255, (100,), dtype)
+    env = LedgerEnv(Flat(Walk(observation_space=space)), tmp_path, 0, keep_values=True)
+    trainer = LedgerEnv(Column(env), tmp_path / "trainer", 0, keep_values=True)
+    trainer.reset()
+    trainer.close()
+    rewrite(tmp_path / "trainer" / "env-0.npz", tap="vector")
+    comparison = compare(tmp_path / "env-0.npz", tmp_path / "trainer" / "env-0.npz")
+    assert comparison.differences[0].second["obs"] == "the same values in another shape or number"
 
 
 def test_without_values_a_report_says_only_that_they_differ(run: Path) -> None:
