@@ -13,10 +13,11 @@ from gymnasium import spaces
 
 from .digest import SpaceDigest
 from .errors import LedgerError
-from .format import TRANSITION, Meta, StreamKey
+from .format import JOURNAL, TRANSITION, Meta, StreamKey
+from .journal import is_locked
 from .ledger import peek_all
 from .recorder import BatchRecorder, describe, reward_bits
-from .recording import OnError, check_on_error
+from .recording import OnError, check_on_error, warn
 from .vector import ledger_path
 
 __all__ = ["LearnerLedger"]
@@ -36,7 +37,8 @@ class LearnerLedger:
         path: The file to write when it is closed (also by `flush`, and at interpreter exit), in the directory of the vector env's ledger.
         each_step_once: The loop promises to learn from every step exactly once, as an on-policy one does that learns from whole rollouts;
             otherwise it is only counted how often each was. Steps behind the last update are then differences too.
-        on_error: What happens when recording fails: ``"warn"`` once, mark the ledger, and let training go on; or ``"raise"``.
+        on_error: What happens when recording fails, or can't begin: ``"warn"`` once, mark the ledger if there is one, and let training go
+            on; or ``"raise"``.
 
     Raises:
         LedgerError: A setting is unknown, or the path names a directory.
@@ -47,6 +49,7 @@ class LearnerLedger:
         self._path = ledger_path(path).absolute()
         self._each_step_once, self._on_error = bool(each_step_once), on_error
         self._recorder: BatchRecorder | None = None
+        self._refused = False
 
     def transitions(self, obs: Any, actions: Any, rewards: Any, next_obs: Any, terminated: Any, truncated: Any) -> None:
         """Record a batch of transitions: one step of every environment, some of them, or a sample of a replay buffer.
@@ -62,9 +65,18 @@ class LearnerLedger:
             truncated: Likewise.
 
         Raises:
-            LedgerError: There is no ledger of a vector env to compare with; otherwise only with ``on_error="raise"``.
+            LedgerError: Only with ``on_error="raise"``: there is no ledger of a vector env to compare with, or recording failed.
         """
-        recorder = self._recorder or self._begin()
+        if self._refused:
+            return
+        try:
+            recorder = self._recorder or self._begin()
+        except Exception as error:
+            if self._on_error == "raise":
+                raise
+            self._refused = True
+            warn(f"{self._path} is not recorded, training goes on: {error}")
+            return
         if not recorder.recording:
             recorder.used_after_close()
             return
@@ -140,15 +152,16 @@ def _vector_ledger(path: Path) -> Meta:
     Raises:
         LedgerError: There is none, or more than one that is being recorded.
     """
-    found = [ledger.meta for ledger in (peek_all(path.parent)[0] if path.parent.is_dir() else []) if ledger.meta["tap"] == "vector"]
-    open_ = [meta for meta in found if not meta["closed"]]
-    if len(open_) > 1:
-        raise LedgerError(f"{path.parent} holds ledgers of {len(open_)} vector envs: give each training loop a directory of its own.")
+    found = [ledger for ledger in (peek_all(path.parent)[0] if path.parent.is_dir() else []) if ledger.meta["tap"] == "vector"]
+    # A journal that nobody holds is of a run that was killed.
+    living = [ledger for ledger in found if not ledger.meta["closed"] and is_locked(ledger.path.with_suffix(JOURNAL))]
+    if len(living) > 1:
+        raise LedgerError(f"{path.parent} holds ledgers of {len(living)} vector envs: give each training loop a directory of its own.")
     if not found:
         raise LedgerError(
             f"{path.parent} holds no ledger of a vector env: put LedgerVectorEnv around it, with a path in there, and reset it first."
         )
-    return (open_ or [max(found, key=lambda meta: float(meta["created"]))])[0]
+    return max(living or found, key=lambda ledger: float(ledger.meta["created"])).meta
 
 
 def _space(description: dict[str, Any]) -> gymnasium.Space[Any]:

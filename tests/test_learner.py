@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import MODES, VECTORS, Walk, assert_equal, vector_of
+from common import MODES, VECTORS, Walk, assert_equal, run_python, vector_of
 from gymnasium import spaces
 
 from stepledger import Comparison, LearnerLedger, LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
@@ -179,10 +179,71 @@ def test_torch_tensors_are_taken(tmp_path: Path) -> None:
     assert_equal(compared(tmp_path, envs, ledger))
 
 
-def test_without_a_vector_env_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_vector_env_it_says_what_to_do_and_training_goes_on(tmp_path: Path) -> None:
     ledger = LearnerLedger(tmp_path / "learner.npz")
+    with pytest.warns(RuntimeWarning, match="holds no ledger of a vector env: put LedgerVectorEnv around it") as caught:
+        [ledger.transitions([], [], [], [], [], []) for _ in range(3)]
+    assert len(caught) == 1
+    ledger.close()
     with pytest.raises(LedgerError, match="holds no ledger of a vector env: put LedgerVectorEnv around it"):
-        ledger.transitions([], [], [], [], [], [])
+        LearnerLedger(tmp_path / "learner.npz", on_error="raise").transitions([], [], [], [], [], [])
+
+
+def killed_run(directory: Path, name: str) -> None:
+    """What a process leaves that was killed while a vector env of another space was recorded."""
+    code = """
+import os, sys
+from pathlib import Path
+from common import Walk, vector_of
+from gymnasium import spaces
+from stepledger import LedgerVectorEnv
+envs = LedgerVectorEnv(vector_of([lambda: Walk(observation_space=spaces.Discrete(3))]), Path(sys.argv[1]))
+envs.reset()
+os._exit(9)
+"""
+    assert run_python(code, directory / name, check=False).returncode == 9
+
+
+@pytest.mark.parametrize("name", ["a.npz", "z.npz"])
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_a_killed_run_left_is_no_vector_env_of_this_one(tmp_path: Path, name: str, flushed: bool) -> None:
+    killed_run(tmp_path, name)
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz", on_error="raise")
+    envs.reset(seed=0)
+    if flushed:
+        envs.flush()
+    loop(envs, ledger)
+    (tmp_path / name).with_suffix(".journal").unlink()
+    assert_equal(compared(tmp_path, envs, ledger))
+
+
+def test_after_all_vector_envs_have_ended_the_last_one_is_meant(tmp_path: Path) -> None:
+    killed_run(tmp_path, "z.npz")
+    envs = envs_of(tmp_path)
+    rows: list[Any] = []
+
+    class Keep:
+        def transitions(self, *row: Any) -> None:
+            rows.append(row)
+
+    loop(envs, Keep())  # type: ignore[arg-type]
+    envs.close()
+    ledger = LearnerLedger(tmp_path / "learner.npz", on_error="raise")
+    for row in rows:
+        ledger.transitions(*row)
+    ledger.close()
+    (tmp_path / "z.journal").unlink()
+    assert_equal(compare(tmp_path))
+
+
+def test_of_two_vector_envs_that_are_recorded_now_it_is_not_guessed_which_is_meant(tmp_path: Path) -> None:
+    envs, other = envs_of(tmp_path), LedgerVectorEnv(vector_of([Walk]), tmp_path / "other.npz")
+    other.reset()
+    with pytest.warns(RuntimeWarning, match="holds ledgers of 2 vector envs: give each training loop a directory of its own"):
+        loop(envs, LearnerLedger(tmp_path / "learner.npz"))
+    other.close()
+    envs.close()
+    assert not (tmp_path / "learner.npz").exists()
 
 
 def test_a_directory_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
