@@ -123,7 +123,10 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         recorder.recording = not self._passive
         recorder.digest_action, recorder.digest_observation = self._actions.one, self._observations.one
         if recorder.recording:
-            self._tell(recorder)
+            try:
+                self._tell(recorder)
+            except LedgerError as error:
+                recorder.fail(error)
         self._recorder = recorder
         if self._options["keep_values"]:
             self._keep_values(recorder)

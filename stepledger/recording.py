@@ -249,7 +249,7 @@ class Recording:
         self._journal = None
         self._discard()
         if not self._raise and isinstance(error, Exception):
-            warn(f"recording to {self.path} stopped, training goes on: {reason}")
+            warn(f"recording{'' if self.path is None else f' to {self.path}'} stopped, training goes on: {reason}")
 
     def used_after_close(self) -> None:
         """If the environment was closed and goes on: once, say so, and mark the ledger as one that has no end."""
