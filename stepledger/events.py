@@ -141,7 +141,11 @@ class _Pair:
         self._compared = len(self.first), len(self.second)
         if not end:
             edits, self._compared = self._decided(edits)
-        self._count_compared(self._compared[0] - sum(edit.length for edit in edits if edit.kind != "extra"), {})
+        unlike = [slice(edit.first, edit.first + edit.length) for edit in edits if edit.kind != "extra"]
+        step = self.a["kind"][: self._compared[0]] == STEP
+        self._count_compared(
+            len(step) - sum(part.stop - part.start for part in unlike), int(step.sum() - sum(step[part].sum() for part in unlike)), {}
+        )
         count = self._count
         flipped = (0, 0) if self._flipped else None
         for edit in edits:
@@ -226,10 +230,12 @@ class _Pair:
             self.first, self.second = self.windows
             self.a, self.b, self._compared = {}, {}, (0, 0)
 
-    def _count_compared(self, events: int, different: dict[str, int], unseen: int = 0) -> None:
+    def _count_compared(self, events: int, steps: int, different: dict[str, int], unseen: int = 0) -> None:
+        """Count events that both sides have, of which so many are steps: a reset has no action, reward or end to compare."""
         self.tally.events += events
         for name in FIELDS:
-            compared = 0 if name not in self.fields else events - unseen if name == "obs" else events
+            number = events if name == "kind" else events - unseen if name == "obs" else steps
+            compared = number if name in self.fields else 0
             self.tally.compared[name] = self.tally.compared.get(name, 0) + compared
             if name in different:
                 self.tally.different[name] = self.tally.different.get(name, 0) + different[name]
@@ -253,7 +259,12 @@ class _Pair:
             if name in unequal:
                 unequal[name] = unequal[name] & ~follows
         different = np.logical_or.reduce(list(unequal.values()))
-        self._count_compared(int((~follows | different).sum()), {name: int(mask.sum()) for name, mask in unequal.items()}, unseen)
+        counted = ~follows | different
+        # A reset on both sides of which one has an end, or a reward, counts too.
+        odd = [mask for name, mask in unequal.items() if name not in ("kind", "obs")]
+        step = np.logical_or.reduce([a["kind"] == STEP, b["kind"] == STEP, *odd])
+        differences = {name: int(mask.sum()) for name, mask in unequal.items()}
+        self._count_compared(int(counted.sum()), int((counted & step).sum()), differences, unseen)
         positions = np.flatnonzero(different)
         self._count += len(positions)
         for at in positions[: max(0, KEPT - len(self.kept))].tolist():

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import Walk, assert_equal, drive, rewrite, run_walks, vector_of, walk, walks
+from common import MODES, Walk, assert_equal, drive, rewrite, run_walks, vector_of, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
@@ -54,6 +54,10 @@ def edit(path: Path, env: int, change: Callable[[dict[str, np.ndarray]], Any]) -
 
 def rows(part: dict[str, np.ndarray], order: Any) -> dict[str, np.ndarray]:
     return {name: column[order] for name, column in part.items()}
+
+
+def steps_in(path: Path) -> int:
+    return sum(int((stream.data["kind"] == 1).sum()) for stream in read(path).streams.values())
 
 
 def steps_of(part: dict[str, np.ndarray]) -> np.ndarray:
@@ -98,7 +102,7 @@ def test_one_value_that_differs_is_one_difference_at_its_place(run: Path, record
     assert (hop.name, hop.streams, hop.streams_different, hop.differences) == ("env -> vector", 3, 1, 1)
     assert hop.events == read(run / "trainer.npz").events
     for name, result in hop.fields.items():
-        assert result.compared == hop.events
+        assert result.compared == (hop.events if name in ("kind", "obs") else steps_in(run / "trainer.npz"))
         assert (result.status, result.differences) == (("different", 1) if name == field else ("equal", 0))
 
 
@@ -357,6 +361,32 @@ def test_sides_with_no_event_and_no_stream_in_common_are_an_error(tmp_path: Path
         rewrite(path, tap=tap)
     with pytest.raises(LedgerError, match="nothing was compared"):
         compare(tmp_path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_only_steps_have_is_compared_in_steps_alone(tmp_path: Path, mode: str, fault: bool) -> None:
+    envs = walks(tmp_path, n=2, mode=mode)
+    envs.reset(seed=0)
+    envs.close()
+    if fault:
+        edit(tmp_path / "trainer.npz", 0, lambda part: part["h_obs"].__setitem__(0, 1))
+    comparison = compare(tmp_path)
+    fields = comparison.hops[0].fields
+    assert {name: (one.status, one.compared) for name, one in fields.items()} == {
+        "kind": ("equal", 2),
+        "obs": ("different" if fault else "equal", 2),
+        **dict.fromkeys(("action", "reward", "terminated", "truncated"), ("not compared", 0)),
+    }
+    assert "not compared: action" in str(comparison)
+    assert comparison.exit_status == fault
+
+
+def test_an_end_at_a_reset_is_compared(run: Path) -> None:
+    edit(run / "trainer.npz", 0, lambda part: part["terminated"].__setitem__(0, True))
+    comparison = compare(run)
+    assert comparison.differences[0].fields == ("terminated",)
+    assert comparison.hops[0].fields["terminated"].compared == steps_in(run / "trainer.npz") + 1
 
 
 def test_nothing_compared_is_never_equal(tmp_path: Path) -> None:
