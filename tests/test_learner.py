@@ -258,3 +258,16 @@ def test_batches_of_different_lengths_end_the_recording_and_not_the_run(tmp_path
     with pytest.warns(RuntimeWarning, match="pass batches of one length"):
         loop(envs, ledger, change=lambda *row: [row[0][:1], *row[1:]], reset_rows=True)
     assert compared(tmp_path, envs, ledger).exit_status != 0
+
+
+def test_a_transition_that_nobody_sampled_is_of_no_env(tmp_path: Path) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    loop(envs, ledger)
+    strange = np.full((2, 3), 7, np.float32)
+    ledger.transitions(strange, [0, 1], [0.0, 0.0], strange, [False, True], [False, False])
+    comparison = compared(tmp_path, envs, ledger)
+    assert {(one.env, one.episode, one.step) for one in comparison.differences} == {(-1, -1, -1)}
+    assert comparison.hops[0].streams_different == 0
+    first, *_, last = str(comparison).splitlines()
+    assert first == "a learned transition (env unknown): the event should not be there: it was never sampled, and 1 more of unknown envs"
+    assert last == "0 of 3 envs differ between vector -> learner (2 differences, 2 of unknown envs)"
