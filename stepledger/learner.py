@@ -57,7 +57,8 @@ class LearnerLedger:
         Arrays, torch tensors, or dicts and tuples of them as the space has it; n transitions along the first axis.
 
         Args:
-            obs: The observations that the steps began from.
+            obs: The observations that the steps began from, as the `LedgerVectorEnv` gave them: before wrappers outside of it, such as
+                ``NormalizeObservation``, changed them. Likewise rewards and next observations.
             actions: As they were sent to the environment, not as the policy gave them where they were clipped or scaled on the way.
             rewards: ``(n,)`` or ``(n, 1)``, any real dtype.
             next_obs: The observations that the steps gave: at an episode's end the final one.

@@ -93,7 +93,7 @@ class Hop:
         fields: By name.
         unknown: What could not be told because a ledger has an open end, a sentence each.
         notes: What is no difference but worth knowing, a sentence each.
-        unpaired: Streams that only one side has, a sentence each; they were not compared.
+        unpaired: Streams that only one side has, and sides that hold nothing of the same, a sentence each; they were not compared.
         coverage: Into the learner: how many steps were ``sampled``, ``learned_once``, ``learned_more_than_once`` and ``never_learned``.
         never_learned: Why steps were never learned from, where it is known: reason -> number of steps.
         different_streams: Those with a difference, and what is of no known stream.

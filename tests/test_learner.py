@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from common import MODES, VECTORS, Walk, assert_equal, run_python, vector_of
 from gymnasium import spaces
+from gymnasium.wrappers.vector import NormalizeObservation
 
 from stepledger import Comparison, LearnerLedger, LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
 
@@ -193,9 +195,11 @@ def killed_run(directory: Path, name: str) -> None:
     """What a process leaves that was killed while a vector env of another space was recorded."""
     code = """
 import os, sys
+import re
 from pathlib import Path
 from common import Walk, vector_of
 from gymnasium import spaces
+from gymnasium.wrappers.vector import NormalizeObservation
 from stepledger import LedgerVectorEnv
 envs = LedgerVectorEnv(vector_of([lambda: Walk(observation_space=spaces.Discrete(3))]), Path(sys.argv[1]))
 envs.reset()
@@ -271,3 +275,20 @@ def test_a_transition_that_nobody_sampled_is_of_no_env(tmp_path: Path) -> None:
     first, *_, last = str(comparison).splitlines()
     assert first == "a learned transition (env unknown): the event should not be there: it was never sampled, and 1 more of unknown envs"
     assert last == "0 of 3 envs differ between vector -> learner (2 differences, 2 of unknown envs)"
+
+
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("env_side", [True, False])
+def test_observations_of_a_wrapper_outside_the_ledger_are_said_to_be_that(tmp_path: Path, once: bool, env_side: bool) -> None:
+    envs, ledger = envs_of(tmp_path, env_side=env_side), LearnerLedger(tmp_path / "learner.npz", each_step_once=once)
+    loop(NormalizeObservation(envs), ledger)
+    envs.close()
+    ledger.close()
+    sentence = r"none of the \d+ learned transitions has an observation that the vector env gave: pass observations as they came"
+    if env_side:
+        comparison = compare(tmp_path)
+        assert (comparison.exit_status, comparison.differences) == (2, ())
+        assert re.search(f"not compared: {sentence}", str(comparison))
+    else:
+        with pytest.raises(LedgerError, match=sentence):
+            compare(tmp_path)
