@@ -95,6 +95,17 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._recorder is not None:
             self._tell(self._recorder)
 
+    @property
+    def has_recorded(self) -> bool:
+        """Whether there was an event, so that a ledger may be open under the name and the run that were known then."""
+        return self._recorder is not None
+
+    def begin_again(self) -> None:
+        """End the ledger, and begin another one at the next event, which sets the first one aside."""
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
     def _tell(self, recorder: Recorder) -> None:
         """Tell the recorder its file, if it is known."""
         place = self._place

@@ -19,7 +19,7 @@ from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
 from .recorder import ABSENT, RESET_FLAG, Recorder, describe
-from .recording import OnError
+from .recording import OnError, warn
 
 __all__ = ["LedgerVectorEnv"]
 
@@ -203,7 +203,7 @@ class LedgerVectorEnv(VectorWrapper):
         actions = SpaceDigest(vector_env.single_action_space, digest)
         run = uuid.uuid4().hex
         places = [Place(None, StreamKey(env=env), run) for env in range(vector_env.num_envs)]
-        reached = path is not None and _tell_places(vector_env, places)
+        reached = path is not None and _tell_places(vector_env, places, again=True)
         meta = describe(
             tap,
             observations,
@@ -356,8 +356,14 @@ def ledger_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
-def _tell_places(vector_env: Any, places: list[Place]) -> bool:
-    """Tell the `LedgerEnv`s in a vector env where they write; whether they could be reached (not behind a client of one's own)."""
+def _tell_places(vector_env: Any, places: list[Place], again: bool = False) -> bool:
+    """Tell the `LedgerEnv`s in a vector env where they write; whether they could be reached (not behind a client of one's own).
+
+    Args:
+        vector_env: The vector env.
+        places: For each environment.
+        again: Those that have recorded already begin another ledger: the trainer's side has nothing of what came before.
+    """
     base = vector_env.unwrapped  # a VectorWrapper doesn't pass these calls on
     try:
         # Asking first: setting the attribute on an environment without a ledger would leave it there.
@@ -365,5 +371,11 @@ def _tell_places(vector_env: Any, places: list[Place]) -> bool:
             return False
     except (AttributeError, NotImplementedError):
         return False
+    if again and any(base.call("has_recorded")):
+        warn(
+            "LedgerVectorEnv was put around environments that have recorded already; what they recorded before is set aside (*.old1.npz) "
+            "and not compared: put it around the vector env before its first reset."
+        )
+        base.call("begin_again")
     base.set_attr("ledger_place", places)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 from pathlib import Path
@@ -573,3 +574,28 @@ def test_what_is_no_vector_env_is_refused(tmp_path: Path) -> None:
         LedgerVectorEnv(Walk(), tmp_path / "trainer.npz")
     with pytest.raises(LedgerError, match=r"goes around a gymnasium\.Env"):
         LedgerEnv(SyncVectorEnv([Walk]), tmp_path, 0)
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reset", [True, False])
+def test_around_environments_that_have_recorded_it_says_so_and_compares_what_comes(
+    tmp_path: Path, kind: str, mode: str, told: bool, reset: bool
+) -> None:
+    makers = [functools.partial(walk, tmp_path, None if told else index, (30,)) for index in range(2)]
+    inner = vector_of(makers, kind, mode)
+    if told:
+        with pytest.warns(RuntimeWarning) if kind == "sync" else contextlib.nullcontext():
+            inner.reset(seed=0)
+    else:
+        drive(inner, 10)
+    with pytest.warns(RuntimeWarning, match="have recorded already; .*: put it around the vector env before its first reset"):
+        envs = LedgerVectorEnv(inner, tmp_path / "trainer.npz")
+    if reset:
+        envs.reset(seed=1)
+    for _ in range(10):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    assert_equal(compare(tmp_path), 2 * (10 + reset))
+    assert (tmp_path / "env-0.old1.npz").exists() == (not told)
