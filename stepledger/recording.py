@@ -138,6 +138,7 @@ class Recording:
             while self._journal is None:
                 with contextlib.suppress(NameTakenError):  # by a third one, between the two calls
                     self._journal = Journal(free_name(path, "conflict"), self._meta)
+            self.path = self._journal.path  # the other one is somebody else's
         self._pid = os.getpid()
         self._written = time.monotonic()
         _alive.add(self)

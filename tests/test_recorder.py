@@ -1019,3 +1019,22 @@ def test_a_ledger_of_many_streams_has_each_in_its_order(tmp_path: Path, monkeypa
     for env in range(50):
         np.testing.assert_array_equal(ledger.streams[env].data["h_obs"], np.flatnonzero(owners == env))
         np.testing.assert_array_equal(ledger.streams[env].columns["step"], np.arange(1, 1 + (owners == env).sum()))
+
+
+def test_what_happens_to_a_ledger_with_a_taken_name_is_not_done_to_the_other_one(tmp_path: Path) -> None:
+    own, other = walk(tmp_path, 0), walk(tmp_path, 0)
+    own.reset()
+    with pytest.warns(RuntimeWarning, match="goes to another file"):
+        other.reset()
+    for _ in range(3000):
+        other.step(0)
+    other.write_journal()
+    size = (tmp_path / "env-0.conflict1.journal").stat().st_size
+    other.forget({str(tmp_path / "env-0.npz"): [2000]})
+    assert (tmp_path / "env-0.conflict1.journal").stat().st_size == size
+    own.close()
+    other.close()
+    with pytest.warns(RuntimeWarning, match=r"env-0\.conflict1\.npz was closed, and what comes now is not recorded"):
+        other.reset()
+    assert "stopped" not in read(tmp_path / "env-0.npz").meta
+    assert "after it was closed" in read(tmp_path / "env-0.conflict1.npz").meta["stopped"]
