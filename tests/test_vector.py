@@ -251,7 +251,9 @@ def test_a_step_that_times_out_is_no_event_of_the_trainer(tmp_path: Path) -> Non
     comparison = compare(tmp_path)
     assert comparison.equal
     assert comparison.exit_status == 0
-    assert len(comparison.hops[0].notes) == 2
+    raised, *under_way = comparison.hops[0].notes
+    assert raised.startswith("a step of the vector env raised TimeoutError: ")
+    assert len(under_way) == 2
 
 
 def test_attributes_and_calls_are_forwarded(tmp_path: Path) -> None:
@@ -519,7 +521,7 @@ def test_a_step_that_raises_leaves_the_two_sides_comparable(tmp_path: Path) -> N
     envs.close()
     comparison = compare(tmp_path)
     assert comparison.equal
-    assert [note.split(":")[0] for note in comparison.hops[0].notes] == ["env 0"]
+    assert [note.split(":")[0] for note in comparison.hops[0].notes] == ["a step of the vector env raised ValueError", "env 0"]
 
 
 def test_what_a_remote_client_cannot_reach_is_not_told_and_not_missed(tmp_path: Path) -> None:
@@ -645,3 +647,40 @@ def test_final_observations_may_come_as_a_batch(tmp_path: Path, space: str, mask
     drive(envs, 30)
     envs.close()
     assert_equal(compare(tmp_path))
+
+
+class Crashes(gym.Wrapper):
+    """Raises once."""
+
+    left = 5
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("the simulator\nhas crashed")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_why_a_step_that_raised_in_one_environment_is_lost_in_others_is_said(tmp_path: Path, asynchronous: bool) -> None:
+    makers = [lambda i=i: LedgerEnv(Crashes(Walk((20,), i)) if i == 1 else Walk((20,), i), tmp_path, i) for i in range(3)]
+    inner = SyncVectorEnv(makers)
+    if asynchronous:
+        inner.step_async, inner.step_wait = (lambda actions: None), (lambda: inner.step(np.zeros(3, np.int64)))
+    envs = LedgerVectorEnv(inner, tmp_path / "trainer.npz")
+    envs.reset(seed=0)
+    for _ in range(9):
+        try:
+            if asynchronous:
+                envs.step_async(np.zeros(3, np.int64))
+                envs.step_wait()
+            else:
+                envs.step(np.zeros(3, np.int64))
+        except RuntimeError:
+            envs.reset(seed=1)
+    envs.close()
+    comparison = compare(tmp_path)
+    assert {(one.env, one.step, one.kind) for one in comparison.differences} == {(0, 5, "lost")}
+    (note,) = comparison.hops[0].notes
+    assert note.startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")
+    assert f"note: {note}" in str(comparison)
