@@ -11,17 +11,22 @@ incomplete.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from .compare import compare
 from .errors import LedgerError
+from .format import RESET
 from .ledger import Ledger, is_directory, read, read_all
+from .pairs import counted
 from .progress import progress_bar
 from .remote import fetched, located
 
@@ -37,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text, status = options.run(options)
     except LedgerError as error:
-        _print(f"stepledger: {error}", sys.stderr)
-        return 2
+        return _refuse(str(error), options)
+    except Exception as error:  # Python would end with 1, which says that there is a difference
+        return _refuse(f"this failed in a way that nobody expected ({_where(error)}): please report it with this line.", options)
     try:
         _print(text, sys.stdout)
     except OSError as error:
@@ -46,9 +52,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader of our output (head, a pager) has gone
             return 2
-        _print(f"stepledger: the output can't be written ({error.strerror}): make room, or write it elsewhere.", sys.stderr)
-        return 2
+        return _refuse(f"the output can't be written ({error.strerror}): make room, or write it elsewhere.")
     return int(status)
+
+
+def _refuse(sentence: str, options: argparse.Namespace | None = None) -> int:
+    """Say why it can't be done, to whom reads JSON too; returns the exit status."""
+    _print(f"stepledger: {sentence}", sys.stderr)
+    if getattr(options, "format", "") == "json":
+        with contextlib.suppress(OSError):
+            _print(json.dumps({"error": sentence, "exit_status": 2}), sys.stdout)
+    return 2
+
+
+def _where(error: Exception) -> str:
+    """An error, and where in this package it came from, in one line."""
+    place = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == Path(__file__).parent][-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{what}, in {Path(place.filename).name}:{place.lineno}"
 
 
 def _print(text: str, file: TextIO | None) -> None:
@@ -99,12 +120,16 @@ def _info(options: argparse.Namespace) -> tuple[str, int]:
 
 def _describe(ledger: Ledger, name: str) -> str:
     meta = ledger.meta
-    episodes = sum(int((stream.data["kind"] == 0).sum()) for stream in ledger.streams.values())
+    episodes = sum(int((stream.data["kind"] == RESET).sum()) for stream in ledger.streams.values())
     keys = list(ledger.streams)
+    if meta["tap"] == "learner":  # a transition says no episode, and no env
+        what = {"transitions": f"{ledger.events:,}"}
+    else:
+        events = f"{ledger.events:,} in {counted(len(keys), 'stream')}, {counted(episodes, 'episode')}"
+        what = {"events": events, "envs": _ranges([key.env for key in keys])}
     lines = {
         "tap": meta["tap"],
-        "events": f"{ledger.events:,} in {len(keys):,} stream{'s' if len(keys) != 1 else ''}, {episodes:,} episodes",
-        "envs": _ranges([key.env for key in keys]),
+        **what,
         "observation": _space(meta.get("observation_space")),
         "action": _space(meta.get("action_space")),
         "reward": meta["reward_dtype"],
