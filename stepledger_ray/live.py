@@ -40,7 +40,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         every = self.compare_every
-        if every is not None and (not isinstance(every, int) or every < 1):
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
             raise LedgerError(f"compare_every={every!r} is no number of iterations: use 1, 2, ...; None compares at the end only.")
         if self.on_difference not in ("log", "warn", "stop"):
             raise LedgerError(f"on_difference={self.on_difference!r} is unknown: use 'log', 'warn' or 'stop'.")

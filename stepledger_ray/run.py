@@ -10,12 +10,19 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from stepledger.digest import SpaceDigest
 from stepledger.errors import LedgerError
-from stepledger.recording import OnError
+from stepledger.recorder import describe
+from stepledger.recording import OnError, check_on_error
 from stepledger.remote import Remote, located
 
-__all__ = ["REMAKES", "Run", "Settings", "check_writable", "trial_of"]
+__all__ = ["REMAKES", "Run", "Settings", "check_writable", "place_of", "trial_of"]
 
 _FILE = "run.json"
 
@@ -30,12 +37,24 @@ RESUMES = 10_000
 
 @dataclass(frozen=True)
 class Settings:
-    """How the taps record, the same at all of them; see `stepledger.LedgerEnv`."""
+    """How the taps record, the same at all of them; see `stepledger.LedgerEnv`. The reward dtype becomes its name.
 
-    reward_dtype: str = "float64"
+    Raises:
+        LedgerError: There is no such setting.
+    """
+
+    reward_dtype: npt.DTypeLike = "float64"
     keep_values: bool = False
     digest: str = "xxh3_64"
     on_error: OnError = "warn"
+
+    def __post_init__(self) -> None:
+        # As a tap would refuse it: that is in another process, where RLlib makes of an error a restart without end.
+        any_space = SpaceDigest(gymnasium.spaces.Discrete(2), str(self.digest))
+        describe("env", any_space, any_space, [], reward_dtype=self.reward_dtype, digest=self.digest)
+        check_on_error(self.on_error)
+        object.__setattr__(self, "reward_dtype", np.dtype(self.reward_dtype).name)
+        object.__setattr__(self, "keep_values", bool(self.keep_values))
 
     def options(self) -> dict[str, Any]:
         """The settings as arguments of `stepledger.LedgerEnv` and `stepledger.LedgerVectorEnv`."""
@@ -179,6 +198,22 @@ def _horizon(algorithm: Any) -> int:
     capacity = getattr(algorithm.local_replay_buffer, "capacity", None)
     # A buffer drops whole episodes, so that it may hold a few more steps than it should; and what was sampled is not there at once.
     return _BEHIND if capacity is None else int(1.2 * capacity) + (1 << 16)
+
+
+def place_of(directory: Any) -> Path | str:
+    """The path or the URI that a run directory is given as.
+
+    Raises:
+        LedgerError: It is neither, or a URI that holds a password.
+    """
+    try:
+        place = located(directory)
+        password = None if isinstance(place, Path) else urlsplit(place).password
+    except (TypeError, ValueError) as error:
+        raise LedgerError(f"{directory!r} can't be a run directory ({error}): give a path or a URI.") from None
+    if password is not None:
+        raise LedgerError("the URI holds a password, and would be printed: give credentials where the file system looks for them.")
+    return place
 
 
 def trial_of(storage: Any) -> str:

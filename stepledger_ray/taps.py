@@ -69,7 +69,7 @@ class RunnerTaps:
         settings: How to record.
 
     Raises:
-        LedgerError: A space can't be recorded; nothing was changed.
+        LedgerError: A space can't be recorded, or the workers of the vector env let no ledger in; nothing was changed.
     """
 
     def __init__(self, env_runner: Any, settings: Settings) -> None:
