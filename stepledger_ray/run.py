@@ -68,7 +68,7 @@ class Run:
     Attributes:
         directory: Absolute path of the run directory on the driver's node, and on others that don't share its file system.
         id: Identity of the run, in the meta of all its ledgers.
-        algorithm: Class name of the algorithm.
+        algorithm: Name of RLlib's class that the algorithm is of, or derived from.
         trial: Tune's directories of the experiment and the trial; empty outside of Tune.
         settings: How its taps record.
         gamma: The algorithm's discount factor.
@@ -111,7 +111,7 @@ class Run:
         run = cls(
             directory="" if remote else str(Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "."), place, name).absolute()),
             id=uuid.uuid4().hex,
-            algorithm=type(algorithm).__name__,
+            algorithm=_of_rllib(type(algorithm)),
             trial=trial,
             settings=settings,
             gamma=float(algorithm.config.gamma),
@@ -188,6 +188,11 @@ class Run:
             return bool(_read(Path(self.directory) / _FILE)["id"] == self.id)
         except (LedgerError, KeyError):
             return False
+
+
+def _of_rllib(algorithm: type) -> str:
+    """What an algorithm promises, and what its Learners are given, it has from RLlib's class that somebody's own one is derived from."""
+    return next(one.__name__ for one in algorithm.__mro__ if one.__module__.startswith("ray.rllib."))
 
 
 #: Steps by which an asynchronous learner may be behind.
