@@ -66,11 +66,28 @@ class Job:
     def __init__(self, algorithm: Any, directory: str, settings: Settings, watch: Watch, *, resume: bool = False) -> None:
         check_config(algorithm.config)
         self._algorithm = weakref.proxy(algorithm)
-        self.run = Run.begin(directory, algorithm, settings, resume=resume)
+        self._watch = watch
         self._incarnations: dict[tuple[bool, int], int] = {}
         self._asked: list[Any] = []
         self._ended = False
         self._nodes: dict[str, set[str]] = {}
+        self._lost: tuple[str, ...] = ()
+        self.run = Run.begin(directory, algorithm, settings, resume=resume)
+        try:
+            self._put_taps()
+            self.run.publish()
+        except BaseException:
+            self.run.withdraw()  # else the corrected build would be refused, since its directory holds a run
+            raise
+        self._live = None if watch.compare_every is None else Live(self.run, watch)
+        self._hook_cleanup(algorithm)
+        taps = "env, vector, episode and learner" if self.run.has_learner_tap else "env, vector and episode"
+        taps += " of the evaluation" if self.run.offline else ""
+        stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
+        print(f"stepledger: recording the taps {taps} into {self.run.directory}{stored}", flush=True)
+
+    def _put_taps(self) -> None:
+        """Tell the taps in the EnvRunners whose they are, and put those of the Learners in."""
         found = [self._tell_runners(group) for group in self._runner_groups()]
         spaces = next((one for one in found if one is not None), None)
         if spaces is None:
@@ -82,18 +99,10 @@ class Job:
             "run": self.run,
             "observation_space": spaces[0],
             "action_space": spaces[1],
-            "runners": list(range(1, algorithm.config.num_env_runners + 1)) or [0],
+            "runners": list(range(1, self._algorithm.config.num_env_runners + 1)) or [0],
         }
         if self.run.has_learner_tap:
             self._put_learner_taps()
-        self._watch = watch
-        self._live = None if watch.compare_every is None else Live(self.run, watch)
-        self._lost: tuple[str, ...] = ()
-        self._hook_cleanup(algorithm)
-        taps = "env, vector, episode and learner" if self.run.has_learner_tap else "env, vector and episode"
-        taps += " of the evaluation" if self.run.offline else ""
-        stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
-        print(f"stepledger: recording the taps {taps} into {self.run.directory}{stored}", flush=True)
 
     def _runner_groups(self) -> list[Any]:
         """The EnvRunners for training and for evaluation."""

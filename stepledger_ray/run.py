@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import tempfile
 import uuid
 from dataclasses import asdict, dataclass, replace
@@ -95,13 +96,13 @@ class Run:
 
     @classmethod
     def begin(cls, directory: str | os.PathLike[str], algorithm: Any, settings: Settings, *, resume: bool = False) -> Run:
-        """Make the run directory of an algorithm, on the driver; and claim its URI, if it has one.
+        """Make the run directory of an algorithm, on the driver.
 
         A relative directory is one of the driver's: Tune moves its trials into directories of their own, and each of them gets a run
         directory of its own below this one. A trial that Tune starts again goes on in its directory.
 
         Raises:
-            LedgerError: The directory or the URI holds a run already, or can't be written.
+            LedgerError: The directory or the URI holds a run already, or the directory can't be written.
         """
         place = located(directory)
         trial = trial_of(algorithm._storage)  # not trial_name, which an AlgorithmConfig loses on its way (ray 2.60)
@@ -134,11 +135,25 @@ class Run:
             # After the run's identity: what an earlier process of it recorded here and could not store is found again.
             run = replace(run, directory=os.path.join(tempfile.gettempdir(), f"stepledger-{run.id}"))
         run._write()
-        if remote is not None:
-            remote.store(Path(run.directory), [_FILE])
-            if earlier is not None:
-                remote.fetch(Path(run.directory))
+        if remote is not None and earlier is not None:
+            remote.fetch(Path(run.directory))
         return run
+
+    def withdraw(self) -> None:
+        """Take back that the run was begun, for the algorithm could not be built; not where it goes on after an earlier one."""
+        if not self.incarnation:
+            Path(self.directory, _FILE).unlink(missing_ok=True)
+            if self.uri:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def publish(self) -> None:
+        """Say at the URI of the run that there is one now; last, since it can't be taken back.
+
+        Raises:
+            LedgerError: It can't be written.
+        """
+        if self.uri:
+            Remote(self.uri).store(Path(self.directory), [_FILE])
 
     def _write(self) -> None:
         """Make the run directory, and write down whose it is."""

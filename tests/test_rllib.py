@@ -24,7 +24,7 @@ from gymnasium.vector import AsyncVectorEnv  # noqa: E402
 from gymnasium.wrappers.vector import DictInfoToList  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
-from rllib_common import HOPS, SAMPLED, Corridor, Walk, WalkVectorEnv, config, hop, record, train  # noqa: E402
+from rllib_common import HOPS, SAMPLED, Corridor, OwnMode, Walk, WalkVectorEnv, config, hop, record, train  # noqa: E402
 
 from stepledger import LedgerEnv, LedgerError, LedgerVectorEnv, compare, read  # noqa: E402
 from stepledger.cli import main  # noqa: E402
@@ -495,6 +495,19 @@ class StrangeEnv(Walk):
 def test_a_space_that_cannot_be_recorded_is_refused_before_training(tmp_path):
     with pytest.raises((LedgerError, ValueError, NotImplementedError)):
         attach(config(env=StrangeEnv), tmp_path).build_algo()
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_a_build_that_was_refused_leaves_no_run_behind(tmp_path, runners):
+    first = record(tmp_path / "theirs", config(runners), iterations=1)
+    for directory, resume in ((tmp_path / "ours", False), (tmp_path / "theirs", True)):
+        with pytest.raises(LedgerError, match="has the autoreset mode"):
+            attach(config(runners, mode="vector_entry_point", env=OwnMode), directory, resume=resume).build_algo()
+        assert (directory / "run.json").exists() == resume
+    assert record(tmp_path / "ours", config(runners), iterations=1).exit_status == 0
+    assert compare(tmp_path / "theirs").events == first.events
+    with pytest.raises(LedgerError, match="holds a run already"):
+        attach(config(runners), tmp_path / "theirs").build_algo()
 
 
 def test_finish_without_a_callback_says_what_to_add():
