@@ -22,7 +22,8 @@ from stepledger.errors import LedgerError
 from stepledger.progress import progress_bar
 
 from .live import Live, Watch, metrics
-from .nodes import TIMEOUT, claim, collect, discard
+from .nodes import claim, collect, discard
+from .processes import TIMEOUT
 from .run import REMAKES, Run, Settings
 from .storage import store
 from .taps import RECORDERS, LearnerTap, episode_space, taps_of

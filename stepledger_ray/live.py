@@ -17,7 +17,7 @@ from stepledger.ledger import Ledger
 from stepledger.recording import warn
 from stepledger.report.text import line
 
-from .nodes import TIMEOUT
+from .processes import Deadline
 from .run import Run
 
 __all__ = ["Live", "Watch", "metrics"]
@@ -84,7 +84,7 @@ class Live:
             if node != self._here and node not in self._followers:
                 self._followers[node] = _actor(_Following, node, soft=False).remote(self._run)
         news = [follower.news.remote() for follower in self._followers.values()]
-        found, drop, error = ray.get(self._comparing.compare.remote(end, *news), timeout=TIMEOUT)
+        found, drop, error = ray.get(self._comparing.compare.remote(end, *news), timeout=Deadline().left)
         if error:
             raise LedgerError(error)
         return found, drop if self._watch.retain == "differences" else {}

@@ -28,7 +28,7 @@ from rllib_common import HOPS, SAMPLED, Corridor, OwnMode, Walk, WalkVectorEnv, 
 
 from stepledger import LedgerEnv, LedgerError, LedgerVectorEnv, compare, read  # noqa: E402
 from stepledger.cli import main  # noqa: E402
-from stepledger_ray import LedgerCallback, attach, finish  # noqa: E402
+from stepledger_ray import LedgerCallback, attach, finish, processes, tasks  # noqa: E402
 from stepledger_ray.run import Settings  # noqa: E402
 from stepledger_ray.taps import RunnerTaps  # noqa: E402
 
@@ -263,6 +263,20 @@ def test_a_tap_whose_ledgers_are_missing_is_missed(tmp_path, tap, unpaired):
     assert result.exit_status == 2
     assert sum(bool(one.unpaired) for one in result.hops) == unpaired
     assert f"no ledger of the tap '{tap}'" in str(result)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_large_run_is_compared_in_tasks_or_here_where_no_task_comes(tmp_path, monkeypatch, late):
+    result = record(tmp_path, config(2))
+    monkeypatch.setattr(tasks, "_SMALL", 0)
+    if late:
+        for name in ("TIMEOUT", "_LEAST"):
+            monkeypatch.setattr(processes, name, 0.0)
+        monkeypatch.setattr(processes, "_PACE", 1 << 50)
+    done: list[tuple[int, int]] = []
+    assert tasks.compare_run(str(tmp_path), lambda *size: done.append(size)).to_dict() == result.to_dict()
+    assert len(done) > 1
+    assert done[-1][0] == done[-1][1]
 
 
 def test_an_algorithm_that_never_trained_has_nothing_to_compare(tmp_path, capsys):

@@ -20,7 +20,7 @@ from rllib_common import HOPS, Walk, config, hop, record, sampling  # noqa: E402
 
 from stepledger import Comparison, compare, read  # noqa: E402
 from stepledger_ray import attach  # noqa: E402
-from stepledger_ray.nodes import TIMEOUT  # noqa: E402
+from stepledger_ray.processes import TIMEOUT  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
