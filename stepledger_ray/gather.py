@@ -166,9 +166,14 @@ class Job:
     def _lose_live(self, error: Exception) -> None:
         """Compare at the end only."""
         logger.warning("stepledger: comparing while it trains has ended, the ledgers are compared at the end: %s", error)
-        self._live = None
+        self._end_live()
         if self._watch.retain == "differences":
             self._lost = ("what was compared and dropped while it trained, since the process that compared it has failed",)
+
+    def _end_live(self) -> None:
+        if self._live is not None and ray.is_initialized():
+            self._live.close()
+        self._live = None
 
     def _ask_aggregators(self) -> None:
         """An aggregator that was restarted has no tap. Asks without waiting, and hears the next time."""
@@ -271,6 +276,7 @@ class Job:
             logger.warning("stepledger: the ledgers in %s could not be gathered: %r", self.run.directory, error)
         finally:
             self._ended = True
+            self._end_live()
         place = store(self.run, last=True)
         if compared:
             print(f"stepledger: compare again with: stepledger compare {place}", flush=True)

@@ -89,6 +89,11 @@ class Live:
             raise LedgerError(error)
         return found, drop if self._watch.retain == "differences" else {}
 
+    def close(self) -> None:
+        """End the comparing processes: they would be there as long as the driver is."""
+        for actor in (self._comparing, *self._followers.values()):
+            ray.kill(actor)
+
     def tell(self, comparison: Comparison) -> bool:
         """Say what the first difference is, once; whether the run is to be stopped for it."""
         if not comparison.differences:

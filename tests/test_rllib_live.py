@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import time
 from typing import Any
 
 import pytest
@@ -146,6 +148,23 @@ def test_the_run_goes_on_where_the_comparing_process_is_killed(tmp_path, retain,
     algorithm.stop()
     assert last.exit_status == (0 if retain == "all" else 3)
     assert ("the process that compared it has failed" in str(last)) == (retain == "differences")
+
+
+def test_the_comparing_process_ends_with_the_run(tmp_path):
+    algorithm, _ = trained(attach(config(), tmp_path, compare_every=1, retain="differences"), 1)
+    callback = next(one for one in force_list(algorithm.callbacks) if isinstance(one, LedgerCallback))
+    comparing = callback.job._live._comparing
+    pid = ray.get(comparing.__ray_call__.remote(lambda watcher: os.getpid()))
+    algorithm.stop()
+    for _ in range(100):
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(comparing.__ray_call__.remote(lambda watcher: None))
+        if not os.path.exists(f"/proc/{pid}"):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("it is still there")
+    assert finish(algorithm).exit_status == 0
 
 
 @pytest.mark.parametrize(
