@@ -140,7 +140,11 @@ class Slow(gym.Env):
         return self._observation.copy(), 1.0, False, self._steps == 200, {}
 
 
-def rllib_part(iterations: int) -> None:
+#: Name -> the environment, and what is said of it.
+RLLIB_ENVS: dict[str, tuple[object, str]] = {"cartpole": ("CartPole-v1", "CartPole-v1"), "slow": (Slow, "an environment of 100 us a step")}
+
+
+def rllib_part(iterations: int, envs: list[str]) -> None:
     """Two PPO algorithms, one with ledgers, take turns at train(); the ratio is of what their turns took."""
     import ray
     from ray.rllib.algorithms.ppo import PPOConfig
@@ -157,7 +161,7 @@ def rllib_part(iterations: int) -> None:
         )
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
-    for env, name in (("CartPole-v1", "CartPole-v1"), (Slow, "an environment of 100 us a step")):
+    for env, name in map(RLLIB_ENVS.__getitem__, envs):
         for runners in (0, 2):
             with tempfile.TemporaryDirectory() as temporary:
                 algorithms = [config(env, runners).build_algo(), attach(config(env, runners), temporary).build_algo()]
@@ -186,9 +190,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rllib", action="store_true", help="measure RLlib's train() instead")
     parser.add_argument("--iterations", type=int, default=10, help="calls of train() with --rllib")
+    parser.add_argument("--env", nargs="+", choices=RLLIB_ENVS, default=list(RLLIB_ENVS), help="the environments with --rllib")
     arguments = parser.parse_args()
     if arguments.rllib:
-        rllib_part(arguments.iterations)
+        rllib_part(arguments.iterations, arguments.env)
         return
     gymnasium_part(arguments.steps, arguments.runs)
     turns_part(100, 100)

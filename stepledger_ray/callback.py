@@ -16,11 +16,10 @@ from ray.rllib.utils import force_list
 
 from stepledger.errors import LedgerError
 from stepledger.recording import OnError
-from stepledger.remote import located
 
 from .gather import Job, check_config
 from .live import OnDifference, Retain, Watch
-from .run import Settings
+from .run import Settings, place_of
 from .taps import RunnerTaps, taps_of
 
 __all__ = ["LedgerCallback", "attach"]
@@ -52,8 +51,9 @@ class LedgerCallback(RLlibCallback):
         reward_dtype: As in `stepledger.LedgerEnv`; likewise the others.
 
     Raises:
-        LedgerError: When the algorithm is built, if it can't be recorded: it is on the old API stack, has several agents, a space that is
-            not one of Gymnasium's, or another `LedgerCallback`; or the directory can't be written on a node, or holds a run.
+        LedgerError: An option is unknown. When the algorithm is built, if it can't be recorded: it is on the old API stack, has several
+            agents, a space that is not one of Gymnasium's, or another `LedgerCallback`; or the directory can't be written on a node, or
+            holds a run.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class LedgerCallback(RLlibCallback):
     ) -> None:
         super().__init__()
         self._watch = Watch(compare_every, on_difference, retain)
-        self._directory = os.fspath(directory)
+        self._directory = os.fspath(place_of(directory))
         self._resume = resume
-        self._settings = Settings(np.dtype(reward_dtype).name, keep_values, digest, on_error)
+        self._settings = Settings(reward_dtype, keep_values, digest, on_error)
         self._taps: list[RunnerTaps] = []
         self._job: Job | None = None
 
@@ -164,17 +164,16 @@ def attach(
 
     Raises:
         LedgerError: The config is on the old API stack, has several agents, has a `LedgerCallback` already, or is an algorithm that is
-            already built.
+            already built; or an option is unknown.
     """
     if not isinstance(config, AlgorithmConfig) or config._is_frozen:
         what = "one that was built already" if isinstance(config, AlgorithmConfig) else f"a {type(config).__name__}"
         raise LedgerError(f"attach() takes an algorithm's config, and not {what}: call it before config.build_algo().")
     check_config(config)
-    Watch(compare_every, on_difference, retain)
     present = [one for one in force_list(config.callbacks_class) if one is not RLlibCallback]
     if any(_makes_ledgers(one) for one in present):
         raise LedgerError("this config has a LedgerCallback already: leave one of them out.")
-    place = located(directory)
+    place = place_of(directory)
     callback = functools.partial(
         LedgerCallback,
         place if isinstance(place, str) else os.path.abspath(place),
@@ -187,6 +186,7 @@ def attach(
         digest=digest,
         on_error=on_error,
     )
+    callback()  # it says what is wrong with the options
     return config.callbacks([*present, callback])
 
 

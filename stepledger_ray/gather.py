@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,8 @@ from stepledger.errors import LedgerError
 from stepledger.progress import progress_bar
 
 from .live import Live, Watch, metrics
-from .nodes import TIMEOUT, claim, collect, discard
+from .nodes import claim, collect, discard
+from .processes import Deadline, ask, learners, name_of, remote_runners, runners
 from .run import REMAKES, Run, Settings
 from .storage import store
 from .taps import RECORDERS, LearnerTap, episode_space, taps_of
@@ -66,14 +67,33 @@ class Job:
     def __init__(self, algorithm: Any, directory: str, settings: Settings, watch: Watch, *, resume: bool = False) -> None:
         check_config(algorithm.config)
         self._algorithm = weakref.proxy(algorithm)
-        self.run = Run.begin(directory, algorithm, settings, resume=resume)
+        self._watch = watch
         self._incarnations: dict[tuple[bool, int], int] = {}
         self._asked: list[Any] = []
         self._ended = False
         self._nodes: dict[str, set[str]] = {}
-        found = [self._tell_runners(group) for group in self._runner_groups()]
-        spaces = next((one for one in found if one is not None), None)
+        self._untold: dict[str, Any] = {}
+        self._lost: tuple[str, ...] = ()
+        self.run = Run.begin(directory, algorithm, settings, resume=resume)
+        try:
+            self._put_taps()
+            self.run.publish()
+        except BaseException:
+            self.run.withdraw()  # else the corrected build would be refused, since its directory holds a run
+            raise
+        self._live = None if watch.compare_every is None else Live(self.run, watch)
+        self._hook_cleanup(algorithm)
+        taps = "env, vector, episode and learner" if self.run.has_learner_tap else "env, vector and episode"
+        taps += " of the evaluation" if self.run.offline else ""
+        stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
+        print(f"stepledger: recording the taps {taps} into {self.run.directory}{stored}", flush=True)
+
+    def _put_taps(self) -> None:
+        """Tell the taps in the EnvRunners whose they are, and put those of the Learners in."""
+        spaces = self._tell_runners(runners(self._algorithm))
         if spaces is None:
+            if self._untold:
+                raise LedgerError(f"{', '.join(self._untold)} gave no answer in time: see why, and build again.")
             raise LedgerError(
                 "no EnvRunner of this algorithm has an environment, so that there is nothing to record: "
                 + ("give it an evaluation (config.evaluation(...))." if self.run.offline else "give it one (config.environment(...)).")
@@ -82,36 +102,32 @@ class Job:
             "run": self.run,
             "observation_space": spaces[0],
             "action_space": spaces[1],
-            "runners": list(range(1, algorithm.config.num_env_runners + 1)) or [0],
+            "runners": list(range(1, self._algorithm.config.num_env_runners + 1)) or [0],
         }
         if self.run.has_learner_tap:
             self._put_learner_taps()
-        self._watch = watch
-        self._live = None if watch.compare_every is None else Live(self.run, watch)
-        self._lost: tuple[str, ...] = ()
-        self._hook_cleanup(algorithm)
-        taps = "env, vector, episode and learner" if self.run.has_learner_tap else "env, vector and episode"
-        taps += " of the evaluation" if self.run.offline else ""
-        stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
-        print(f"stepledger: recording the taps {taps} into {self.run.directory}{stored}", flush=True)
 
-    def _runner_groups(self) -> list[Any]:
-        """The EnvRunners for training and for evaluation."""
-        groups = [getattr(self._algorithm, name, None) for name in ("env_runner_group", "eval_env_runner_group")]
-        return [group for group in groups if group is not None]
-
-    def _tell_runners(self, group: Any, indices: Sequence[int] | None = None) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+    def _tell_runners(self, found: dict[str, Any]) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
         """Tell EnvRunners whose taps they have; the spaces of their episodes, or `None` if none of them has an environment."""
-        answers = group.foreach_env_runner(
-            functools.partial(_tell, run=self.run, incarnations=dict(self._incarnations)),
-            local_env_runner=indices is None,
-            remote_worker_ids=None if indices is None else list(indices),
-            timeout_seconds=TIMEOUT,
-        )
-        self._heard(answers)
-        return next((answer.spaces for answer in answers if answer.spaces is not None), None)
+        tell = functools.partial(_tell, run=self.run, incarnations=dict(self._incarnations))
+        answers, late = ask({name: (one, tell) for name, one in found.items()}, Deadline())
+        self._untold = {name: reference for name, reference in self._untold.items() if name not in answers} | late
+        if late:
+            logger.warning("stepledger: %s gave no answer in time, and will not be recorded until there is one.", ", ".join(late))
+        self._heard(answers.values())
+        return next((answers[name].spaces for name in found if name in answers and answers[name].spaces is not None), None)
 
-    def _heard(self, answers: Sequence[Answer]) -> None:
+    def _hear_late(self) -> None:
+        """Hear those that gave no answer when they were told where to record, and have one now."""
+        for name, reference in list(self._untold.items()):
+            if ray.wait([reference], timeout=0)[0]:
+                del self._untold[name]
+                try:
+                    self._heard([ray.get(reference)])
+                except (ray.exceptions.RayError, LedgerError) as error:
+                    self._lost += (f"what {name} sampled ({str(error).partition(chr(10))[0]})",)
+
+    def _heard(self, answers: Iterable[Answer]) -> None:
         """Remember where processes record, and raise what they can't do."""
         for answer in answers:
             if answer.error:
@@ -121,12 +137,14 @@ class Job:
 
     def _put_learner_taps(self) -> None:
         """Put taps into the pipelines that make train batches: those of the aggregators where there are any, else the Learners' own."""
-        for index, call in enumerate(self._pipelines()):
+        calls = {}
+        for index, (name, one) in enumerate(learners(self._algorithm).items()):
             options = {**self._learner_options, "index": index, "incarnation": self.run.incarnation}
-            answers = call(functools.partial(_put_learner_tap, **options))
-            if not answers:
-                raise LedgerError(f"Learner {index} gave no answer within {TIMEOUT:.0f} s, so that its tap is missing.")
-            self._heard(answers)
+            calls[name] = one, functools.partial(_put_learner_tap, **options)
+        answers, _ = ask(calls, Deadline())
+        for name in calls.keys() - answers.keys():
+            raise LedgerError(f"{name} gave no answer in time, so that its tap is missing: see why, and build again.")
+        self._heard(answers.values())
 
     def trained(self, result: dict[str, Any]) -> None:
         """After each training iteration: see to restarted aggregators, and compare what is due."""
@@ -148,9 +166,14 @@ class Job:
     def _lose_live(self, error: Exception) -> None:
         """Compare at the end only."""
         logger.warning("stepledger: comparing while it trains has ended, the ledgers are compared at the end: %s", error)
-        self._live = None
+        self._end_live()
         if self._watch.retain == "differences":
             self._lost = ("what was compared and dropped while it trained, since the process that compared it has failed",)
+
+    def _end_live(self) -> None:
+        if self._live is not None and ray.is_initialized():
+            self._live.close()
+        self._live = None
 
     def _ask_aggregators(self) -> None:
         """An aggregator that was restarted has no tap. Asks without waiting, and hears the next time."""
@@ -168,18 +191,6 @@ class Job:
             for index, actor in manager.actors().items():
                 options = {**self._learner_options, "index": index, "incarnation": incarnation}
                 self._asked.append(actor.apply.remote(functools.partial(_put_learner_tap, **options)))
-
-    def _pipelines(self) -> list[Callable[[Callable[[Any], Any]], list[Any]]]:
-        """For each process with a learner connector pipeline, a function that calls a function there and gives its results, if any."""
-        algorithm = self._algorithm
-        aggregators = getattr(algorithm, "_aggregator_actor_manager", None)
-        group = algorithm.learner_group
-        if aggregators is not None:
-            each = functools.partial(aggregators.foreach_actor, healthy_only=False)  # one that came back may not be known to be well yet
-            return [functools.partial(_call, each, actor) for actor in aggregators.actor_ids()]
-        if group.is_local:
-            return [functools.partial(_call, group.foreach_learner, None)]
-        return [functools.partial(_call, group.foreach_learner, actor) for actor in group._worker_manager.actor_ids()]
 
     def _hook_cleanup(self, algorithm: Any) -> None:
         """Compare when the algorithm stops, before its EnvRunners and Learners are gone: RLlib has no callback for that (ray 2.60)."""
@@ -202,16 +213,16 @@ class Job:
             key = (is_evaluation, index)
             self._incarnations[key] = self._incarnations.get(key, 0) + REMAKES
         try:
-            self._tell_runners(group, indices)
+            self._tell_runners(remote_runners(group, is_evaluation, indices))
         except Exception as error:
             logger.warning("stepledger: restarted EnvRunners %s are not recorded: %s", list(indices), error)
 
-    def _everywhere(self, method: str, *args: Any) -> None:
-        """Call a method of all ledgers."""
-        for call in self._pipelines():
-            call(functools.partial(_at_learner, method=method, args=args))
-        for group in self._runner_groups():
-            group.foreach_env_runner(functools.partial(_at_runner, method=method, args=args), timeout_seconds=TIMEOUT)
+    def _everywhere(self, method: str, *args: Any) -> Set[str]:
+        """Call a method of all ledgers; the names of the processes that gave no answer."""
+        self._hear_late()
+        at_learner, at_runner = (functools.partial(at, method=method, args=args) for at in (_at_learner, _at_runner))
+        calls = {name: (one, at_learner) for name, one in learners(self._algorithm).items()}
+        return ask(calls | {name: (one, at_runner) for name, one in runners(self._algorithm).items()}, Deadline())[1].keys()
 
     def compare(self, stop: bool = False) -> Comparison:
         """Have all ledgers written, and compare them.
@@ -223,15 +234,19 @@ class Job:
             LedgerError: They can't be compared.
         """
         problems: dict[str, str] = {}
+        late: Set[str] = set()
         if not self._ended and ray.is_initialized():  # not where a script has called ray.shutdown() first
-            self._everywhere("stop_recording" if stop else "flush")
+            late = self._everywhere("stop_recording" if stop else "flush")
             with progress_bar("gathering") as progress:
                 problems = collect(self.run, self._nodes, progress)
         comparison = self._compared(stop)
         if stop and self.run.uri and ray.is_initialized():
             discard(self.run, self._nodes.keys() - problems.keys())
         first, *others = comparison.hops
-        return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *problems.values(), *self._lost)), *others))
+        missing = [f"what {name} sampled, which never answered when it was told where to record" for name in self._untold]
+        missing += [f"what {name} recorded last, which gave no answer in time" for name in sorted(late - self._untold.keys())]
+        unknown = (*first.unknown, *missing, *problems.values(), *self._lost)
+        return replace(comparison, hops=(replace(first, unknown=unknown), *others))
 
     def _compared(self, stop: bool) -> Comparison:
         """The comparison of all that was recorded: from the ledgers, or as it was found on the way where they hold only a part."""
@@ -261,6 +276,7 @@ class Job:
             logger.warning("stepledger: the ledgers in %s could not be gathered: %r", self.run.directory, error)
         finally:
             self._ended = True
+            self._end_live()
         place = store(self.run, last=True)
         if compared:
             print(f"stepledger: compare again with: stepledger compare {place}", flush=True)
@@ -312,7 +328,7 @@ def finish(algorithm: Any) -> Comparison:
 def _tell(env_runner: Any, run: Run, incarnations: dict[tuple[bool, int], int]) -> Answer:
     """In an EnvRunner: tell its taps."""
     index, evaluation = env_runner.worker_index or 0, bool(env_runner.config.in_evaluation)
-    who = f"{'evaluation ' if evaluation else ''}EnvRunner {index}"
+    who = name_of(index, evaluation)
     if env_runner.env is None:
         return Answer(who)
     error = getattr(env_runner.env, "ledger_error", None)
@@ -325,12 +341,6 @@ def _tell(env_runner: Any, run: Run, incarnations: dict[tuple[bool, int], int]) 
         return Answer(who, error=str(problem))
     taps.tell(run, index, run.incarnation + incarnations.get((evaluation, index), 0))
     return Answer(who, node, spaces=(episode_space(env_runner)[0], taps.action_space))
-
-
-def _call(foreach: Callable[..., Any], actor: int | None, function: Callable[[Any], Any]) -> list[Any]:
-    """Call a function in one actor of a group, or in a local Learner; the result, or nothing if the actor is dead or too slow."""
-    results = foreach(function, remote_actor_ids=None if actor is None else [actor], timeout_seconds=TIMEOUT)
-    return [result.get() for result in results.ignore_errors()]
 
 
 def _put_learner_tap(learner: Any, run: Run, index: int, **options: Any) -> Answer:

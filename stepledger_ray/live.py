@@ -17,7 +17,7 @@ from stepledger.ledger import Ledger
 from stepledger.recording import warn
 from stepledger.report.text import line
 
-from .nodes import TIMEOUT
+from .processes import Deadline
 from .run import Run
 
 __all__ = ["Live", "Watch", "metrics"]
@@ -40,7 +40,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         every = self.compare_every
-        if every is not None and (not isinstance(every, int) or every < 1):
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
             raise LedgerError(f"compare_every={every!r} is no number of iterations: use 1, 2, ...; None compares at the end only.")
         if self.on_difference not in ("log", "warn", "stop"):
             raise LedgerError(f"on_difference={self.on_difference!r} is unknown: use 'log', 'warn' or 'stop'.")
@@ -84,10 +84,15 @@ class Live:
             if node != self._here and node not in self._followers:
                 self._followers[node] = _actor(_Following, node, soft=False).remote(self._run)
         news = [follower.news.remote() for follower in self._followers.values()]
-        found, drop, error = ray.get(self._comparing.compare.remote(end, *news), timeout=TIMEOUT)
+        found, drop, error = ray.get(self._comparing.compare.remote(end, *news), timeout=Deadline().left)
         if error:
             raise LedgerError(error)
         return found, drop if self._watch.retain == "differences" else {}
+
+    def close(self) -> None:
+        """End the comparing processes: they would be there as long as the driver is."""
+        for actor in (self._comparing, *self._followers.values()):
+            ray.kill(actor)
 
     def tell(self, comparison: Comparison) -> bool:
         """Say what the first difference is, once; whether the run is to be stopped for it."""

@@ -18,6 +18,7 @@ from stepledger.format import JOURNAL
 from stepledger.ledger import find
 from stepledger.result import Progress
 
+from .processes import Deadline
 from .run import Run, check_writable
 
 try:
@@ -25,10 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["TIMEOUT", "claim", "collect", "discard", "ledgers"]
-
-#: Seconds that a process or a node has to answer; one that takes longer is left out, and that is said.
-TIMEOUT = 120.0
+__all__ = ["claim", "collect", "discard", "ledgers"]
 
 #: Bytes of a file that travel at once.
 _PIECE = 1 << 24
@@ -90,16 +88,18 @@ def collect(run: Run, nodes: Mapping[str, Iterable[str]], progress: Progress | N
     """
     problems: dict[str, str] = {}
     there: dict[str, list[tuple[str, int]]] = {}
-    for node in nodes:
-        if node == ray.get_runtime_context().get_node_id():
-            continue
+    here = ray.get_runtime_context().get_node_id()
+    lists = {node: _on(node, _listed).remote(run) for node in nodes if node != here}
+    deadline = Deadline()
+    for node, files in lists.items():
         with _asked(node, nodes[node], problems):
-            there[node] = ray.get(_on(node, _listed).remote(run), timeout=TIMEOUT)
+            there[node] = ray.get(files, timeout=deadline.left)
     done, total = 0, sum(size for files in there.values() for _, size in files)
+    deadline = Deadline(total)
     for node, files in there.items():
         with _asked(node, nodes[node], problems):
             for name, size in files:
-                for came in _copy(run, _on(node, _piece), name, size):
+                for came in _copy(run, _on(node, _piece), name, size, deadline):
                     done += came
                     if progress is not None:
                         progress(done, total)
@@ -109,7 +109,7 @@ def collect(run: Run, nodes: Mapping[str, Iterable[str]], progress: Progress | N
 def discard(run: Run, nodes: Iterable[str]) -> None:
     """Remove the run directories of nodes from which all has come and which don't share the driver's file system."""
     with contextlib.suppress(ray.exceptions.RayError):  # a node that has died since needs no order
-        ray.get([_on(node, _remove).remote(run) for node in nodes], timeout=TIMEOUT)
+        ray.get([_on(node, _remove).remote(run) for node in nodes], timeout=Deadline().left)
 
 
 def _on(node: str, function: Any) -> Any:
@@ -158,7 +158,7 @@ def _piece(path: str, begin: int, size: int) -> bytes:
         return file.read(size)
 
 
-def _copy(run: Run, piece: Any, name: str, size: int) -> Iterator[int]:
+def _copy(run: Run, piece: Any, name: str, size: int, deadline: Deadline) -> Iterator[int]:
     """Copy a file from a node piece by piece; yields each piece's size once it is here."""
     target = Path(run.directory, name)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,9 +169,9 @@ def _copy(run: Run, piece: Any, name: str, size: int) -> Iterator[int]:
             for begin in range(0, size, _PIECE):
                 under_way.append(piece.remote(str(target), begin, min(_PIECE, size - begin)))
                 if len(under_way) == _UNDER_WAY:
-                    yield file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
+                    yield file.write(ray.get(under_way.popleft(), timeout=deadline.left))
             while under_way:
-                yield file.write(ray.get(under_way.popleft(), timeout=TIMEOUT))
+                yield file.write(ray.get(under_way.popleft(), timeout=deadline.left))
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import tempfile
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from stepledger.digest import SpaceDigest
 from stepledger.errors import LedgerError
-from stepledger.recording import OnError
+from stepledger.recorder import describe
+from stepledger.recording import OnError, check_on_error
 from stepledger.remote import Remote, located
 
-__all__ = ["REMAKES", "Run", "Settings", "check_writable", "trial_of"]
+__all__ = ["REMAKES", "Run", "Settings", "check_writable", "place_of", "trial_of"]
 
 _FILE = "run.json"
 
@@ -30,12 +38,24 @@ RESUMES = 10_000
 
 @dataclass(frozen=True)
 class Settings:
-    """How the taps record, the same at all of them; see `stepledger.LedgerEnv`."""
+    """How the taps record, the same at all of them; see `stepledger.LedgerEnv`. The reward dtype becomes its name.
 
-    reward_dtype: str = "float64"
+    Raises:
+        LedgerError: There is no such setting.
+    """
+
+    reward_dtype: npt.DTypeLike = "float64"
     keep_values: bool = False
     digest: str = "xxh3_64"
     on_error: OnError = "warn"
+
+    def __post_init__(self) -> None:
+        # As a tap would refuse it: that is in another process, where RLlib makes of an error a restart without end.
+        any_space = SpaceDigest(gymnasium.spaces.Discrete(2), str(self.digest))
+        describe("env", any_space, any_space, [], reward_dtype=self.reward_dtype, digest=self.digest)
+        check_on_error(self.on_error)
+        object.__setattr__(self, "reward_dtype", np.dtype(self.reward_dtype).name)
+        object.__setattr__(self, "keep_values", bool(self.keep_values))
 
     def options(self) -> dict[str, Any]:
         """The settings as arguments of `stepledger.LedgerEnv` and `stepledger.LedgerVectorEnv`."""
@@ -49,7 +69,7 @@ class Run:
     Attributes:
         directory: Absolute path of the run directory on the driver's node, and on others that don't share its file system.
         id: Identity of the run, in the meta of all its ledgers.
-        algorithm: Class name of the algorithm.
+        algorithm: Name of RLlib's class that the algorithm is of, or derived from.
         trial: Tune's directories of the experiment and the trial; empty outside of Tune.
         settings: How its taps record.
         gamma: The algorithm's discount factor.
@@ -76,13 +96,13 @@ class Run:
 
     @classmethod
     def begin(cls, directory: str | os.PathLike[str], algorithm: Any, settings: Settings, *, resume: bool = False) -> Run:
-        """Make the run directory of an algorithm, on the driver; and claim its URI, if it has one.
+        """Make the run directory of an algorithm, on the driver.
 
         A relative directory is one of the driver's: Tune moves its trials into directories of their own, and each of them gets a run
         directory of its own below this one. A trial that Tune starts again goes on in its directory.
 
         Raises:
-            LedgerError: The directory or the URI holds a run already, or can't be written.
+            LedgerError: The directory or the URI holds a run already, or the directory can't be written.
         """
         place = located(directory)
         trial = trial_of(algorithm._storage)  # not trial_name, which an AlgorithmConfig loses on its way (ray 2.60)
@@ -92,7 +112,7 @@ class Run:
         run = cls(
             directory="" if remote else str(Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "."), place, name).absolute()),
             id=uuid.uuid4().hex,
-            algorithm=type(algorithm).__name__,
+            algorithm=_of_rllib(type(algorithm)),
             trial=trial,
             settings=settings,
             gamma=float(algorithm.config.gamma),
@@ -115,11 +135,25 @@ class Run:
             # After the run's identity: what an earlier process of it recorded here and could not store is found again.
             run = replace(run, directory=os.path.join(tempfile.gettempdir(), f"stepledger-{run.id}"))
         run._write()
-        if remote is not None:
-            remote.store(Path(run.directory), [_FILE])
-            if earlier is not None:
-                remote.fetch(Path(run.directory))
+        if remote is not None and earlier is not None:
+            remote.fetch(Path(run.directory))
         return run
+
+    def withdraw(self) -> None:
+        """Take back that the run was begun, for the algorithm could not be built; not where it goes on after an earlier one."""
+        if not self.incarnation:
+            Path(self.directory, _FILE).unlink(missing_ok=True)
+            if self.uri:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def publish(self) -> None:
+        """Say at the URI of the run that there is one now; last, since it can't be taken back.
+
+        Raises:
+            LedgerError: It can't be written.
+        """
+        if self.uri:
+            Remote(self.uri).store(Path(self.directory), [_FILE])
 
     def _write(self) -> None:
         """Make the run directory, and write down whose it is."""
@@ -171,6 +205,11 @@ class Run:
             return False
 
 
+def _of_rllib(algorithm: type) -> str:
+    """What an algorithm promises, and what its Learners are given, it has from RLlib's class that somebody's own one is derived from."""
+    return next(one.__name__ for one in algorithm.__mro__ if one.__module__.startswith("ray.rllib."))
+
+
 #: Steps by which an asynchronous learner may be behind.
 _BEHIND = 1 << 20
 
@@ -179,6 +218,22 @@ def _horizon(algorithm: Any) -> int:
     capacity = getattr(algorithm.local_replay_buffer, "capacity", None)
     # A buffer drops whole episodes, so that it may hold a few more steps than it should; and what was sampled is not there at once.
     return _BEHIND if capacity is None else int(1.2 * capacity) + (1 << 16)
+
+
+def place_of(directory: Any) -> Path | str:
+    """The path or the URI that a run directory is given as.
+
+    Raises:
+        LedgerError: It is neither, or a URI that holds a password.
+    """
+    try:
+        place = located(directory)
+        password = None if isinstance(place, Path) else urlsplit(place).password
+    except (TypeError, ValueError) as error:
+        raise LedgerError(f"{directory!r} can't be a run directory ({error}): give a path or a URI.") from None
+    if password is not None:
+        raise LedgerError("the URI holds a password, and would be printed: give credentials where the file system looks for them.")
+    return place
 
 
 def trial_of(storage: Any) -> str:

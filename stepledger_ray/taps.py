@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +22,7 @@ from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from
 
 from stepledger import LedgerEnv, LedgerVectorEnv
 from stepledger.digest import SpaceDigest
+from stepledger.errors import LedgerError
 from stepledger.format import RESET, STEP, TRANSITION, Place, StreamKey
 from stepledger.recorder import BatchRecorder, describe, reward_bits
 
@@ -66,7 +69,7 @@ class RunnerTaps:
         settings: How to record.
 
     Raises:
-        LedgerError: A space can't be recorded; nothing was changed.
+        LedgerError: A space can't be recorded, or the workers of the vector env let no ledger in; nothing was changed.
     """
 
     def __init__(self, env_runner: Any, settings: Settings) -> None:
@@ -154,7 +157,11 @@ def _install(outer: VectorWrapper, settings: Settings) -> tuple[LedgerVectorEnv 
     if isinstance(base, SyncVectorEnv):
         base.envs = [_with_ledger(env, settings) for env in base.envs]
     elif isinstance(base, AsyncVectorEnv):
-        parent.env = _made_again(base, settings)
+        if not all(base.call("has_wrapper_attr", _LedgerInWorker(settings))):
+            raise LedgerError(
+                "the workers of this AsyncVectorEnv are not Gymnasium's own, and let no ledger in: return "
+                "stepledger.LedgerEnv(env, None) from the environment's creator."
+            )
     elif parent is not outer:  # RLlib relies on next-step autoreset
         parent.env = env_side = LedgerVectorEnv(base, None, tap="env", autoreset_mode="NextStep", **settings.options())
     outer.env = LedgerVectorEnv(outer.env, None, autoreset_mode="NextStep", **settings.options())
@@ -171,23 +178,34 @@ def _has_ledger(env: gymnasium.Env[Any, Any]) -> bool:
     return isinstance(env, gymnasium.Wrapper) and env.has_wrapper_attr("ledger_place")
 
 
-def _made_again(base: AsyncVectorEnv, settings: Settings) -> AsyncVectorEnv:
-    """The same vector env with ledgers in its subprocesses: there is no other way into them."""
-    base.close()  # first: environments may hold what there is only one of
-    makers = [functools.partial(_make, maker, settings) for maker in base.env_fns]
-    made = AsyncVectorEnv(
-        makers,
-        shared_memory=base.shared_memory,
-        copy=base.copy,
-        observation_mode=base.observation_mode,
-        autoreset_mode=base.autoreset_mode,
-    )
-    made.spec = base.spec
-    return made
+class _LedgerInWorker:
+    """Puts a ledger around the environment in a worker of an `AsyncVectorEnv`, by being unpickled there.
+
+    A worker takes no wrapper once it runs. To make the vector env again with other makers would lose what callbacks have set in its
+    environments, and leave those that come after with a closed one: RLlib hands the same object to all of them (ray 2.60).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __reduce__(self) -> tuple[Callable[[Settings], str], tuple[Settings]]:
+        return _enter, (self._settings,)
 
 
-def _make(maker: Callable[[], gymnasium.Env[Any, Any]], settings: Settings) -> gymnasium.Env[Any, Any]:
-    return _with_ledger(maker(), settings)
+def _enter(settings: Settings) -> str:
+    """In a worker, called from within its loop: from now on, what the loop calls ``env`` is the environment with a ledger.
+
+    Returns:
+        The name of an attribute that the environment has if that went well.
+    """
+    with contextlib.suppress(Exception):  # it would end the worker
+        frame: Any = sys._getframe()
+        while not isinstance(frame.f_locals.get("env"), gymnasium.Env):
+            frame = frame.f_back
+        frame.f_locals["env"] = _with_ledger(frame.f_locals["env"], settings)
+        if sys.version_info < (3, 13):  # where f_locals is a copy still (PEP 667)
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    return "ledger_place"
 
 
 class _EpisodeRecorder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from stepledger.ledger import find
 from stepledger.remote import located
 from stepledger.result import Progress
 from stepledger.split import Part, compare_part, join, split
+
+from .processes import Deadline
 
 __all__ = ["compare_run"]
 
@@ -40,24 +43,35 @@ def compare_run(place: str, progress: Progress | None = None) -> Comparison:
         return compare(directory, progress=progress)
     processors = os.cpu_count() or 1
     parts, empty, left_out = split(directory, processors)
+    found: dict[Part, tuple[Comparison, str]] = {}
+    for part, result in _in_tasks(parts, processors):
+        found[part] = result or compare_part(part)
+        if progress is not None:
+            progress(sum(one.size for one in found), sum(one.size for one in parts))
+    return join([found[part] for part in parts], empty, left_out)
+
+
+def _in_tasks(parts: Sequence[Part], processors: int) -> Iterator[tuple[Part, tuple[Comparison, str] | None]]:
+    """Compare parts in tasks on this node, so many at a time; `None` for one whose task was killed, or has not come in time."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # No processor is asked for: the algorithm that is about to stop may still hold all of them. The function is one of the core, so that a
     # task does not wait until RLlib is imported.
     task = ray.remote(num_cpus=0, scheduling_strategy=here)(compare_part)
-    waiting, done = deque(parts), 0
+    waiting, deadline = deque(parts), Deadline(sum(part.size for part in parts))
     under_way: dict[Any, Part] = {}
-    found: dict[Part, tuple[Comparison, str]] = {}
     while waiting or under_way:
         while waiting and len(under_way) < processors:
             part = waiting.popleft()
             under_way[task.remote(part)] = part
-        (ready, *_), _ = ray.wait(list(under_way))
-        part = under_way.pop(ready)
-        try:
-            found[part] = ray.get(ready)
-        except ray.exceptions.RayError:  # its process was killed
-            found[part] = compare_part(part)
-        done += part.size
-        if progress is not None:
-            progress(done, sum(part.size for part in parts))
-    return join([found[part] for part in parts], empty, left_out)
+        ready, late = ray.wait(list(under_way), timeout=deadline.left)
+        for reference in ready:
+            part = under_way.pop(reference)
+            try:
+                yield part, ray.get(reference)
+            except ray.exceptions.RayError:
+                yield part, None
+        if not ready:
+            for reference in late:
+                ray.cancel(reference, force=True)
+            yield from ((part, None) for part in (*under_way.values(), *waiting))
+            return

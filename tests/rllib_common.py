@@ -104,6 +104,12 @@ class WalkVectorEnv(gym.vector.VectorEnv):
         return self._inner.step(actions)
 
 
+class OwnMode(WalkVectorEnv):
+    """Resets its environments in a way that no ledger knows."""
+
+    metadata: ClassVar = {"autoreset_mode": "a mode of one's own"}
+
+
 PRIORITIZED, UNIFORM = "PrioritizedEpisodeReplayBuffer", "EpisodeReplayBuffer"
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -19,13 +20,17 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from faults import Dose, FaultyEnv, FaultyVectorEnv, read_log  # noqa: E402
+from gymnasium.vector import AsyncVectorEnv  # noqa: E402
+from gymnasium.wrappers.vector import DictInfoToList  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
-from rllib_common import HOPS, SAMPLED, Corridor, Walk, WalkVectorEnv, config, hop, record, train  # noqa: E402
+from rllib_common import HOPS, SAMPLED, Corridor, OwnMode, Walk, WalkVectorEnv, config, hop, record, train  # noqa: E402
 
-from stepledger import LedgerEnv, LedgerError, compare  # noqa: E402
+from stepledger import LedgerEnv, LedgerError, LedgerVectorEnv, compare, read  # noqa: E402
 from stepledger.cli import main  # noqa: E402
-from stepledger_ray import LedgerCallback, attach, finish  # noqa: E402
+from stepledger_ray import LedgerCallback, attach, finish, processes, tasks  # noqa: E402
+from stepledger_ray.run import Settings  # noqa: E402
+from stepledger_ray.taps import RunnerTaps  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -260,6 +265,20 @@ def test_a_tap_whose_ledgers_are_missing_is_missed(tmp_path, tap, unpaired):
     assert f"no ledger of the tap '{tap}'" in str(result)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_large_run_is_compared_in_tasks_or_here_where_no_task_comes(tmp_path, monkeypatch, late):
+    result = record(tmp_path, config(2))
+    monkeypatch.setattr(tasks, "_SMALL", 0)
+    if late:
+        for name in ("TIMEOUT", "_LEAST"):
+            monkeypatch.setattr(processes, name, 0.0)
+        monkeypatch.setattr(processes, "_PACE", 1 << 50)
+    done: list[tuple[int, int]] = []
+    assert tasks.compare_run(str(tmp_path), lambda *size: done.append(size)).to_dict() == result.to_dict()
+    assert len(done) > 1
+    assert done[-1][0] == done[-1][1]
+
+
 def test_an_algorithm_that_never_trained_has_nothing_to_compare(tmp_path, capsys):
     attach(config(), tmp_path).build_algo().stop()
     assert "nothing was sampled" in capsys.readouterr().out
@@ -373,6 +392,81 @@ def test_a_fault_around_such_a_vector_env_is_found(tmp_path):
     assert sorted(one.env for one in result.differences) == [0, 1]
 
 
+class Leveled(Walk):
+    """Its rewards are the level that somebody sets, and how often it was told."""
+
+    level, told = 0, 0
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float(10 * self.told + self.level), *rest
+
+    def tell(self, level: int) -> None:
+        self.level, self.told = level, self.told + 1
+
+
+def curriculum(*, env: Any, **kwargs: Any) -> None:
+    """Sets what environments hold, by the vector env as RLlib hands it to every callback."""
+    assert env.call("tell", 0) == (None, None)
+    env.set_attr("level", [3, 4])
+
+
+class Curriculum(RLlibCallback):
+    on_environment_created = staticmethod(curriculum)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("others", ["before", "behind", "around", "function"])
+def test_what_other_callbacks_set_in_environments_stays_wherever_they_come(tmp_path, mode, others):
+    one = config(mode=mode, env=Leveled)
+    if others in ("before", "around"):
+        one.callbacks(Curriculum)
+    attach(one, tmp_path)
+    if others in ("behind", "around"):
+        one.callbacks([*one.callbacks_class, Curriculum])
+    if others == "function":
+        one.callbacks(one.callbacks_class, on_environment_created=curriculum)
+    train(one)
+    assert compare(tmp_path).exit_status == 0
+    for env, level in ((0, 3.0), (1, 4.0)):
+        (stream,) = read(tmp_path / f"runner-0.0-env-{env}.npz").streams.values()
+        rewards = stream.columns["h_rew"][stream.columns["kind"] == 1].view(np.float64)
+        assert set(rewards) == {level + 10 * (1 + (others == "around"))}
+
+
+class Ours(AsyncVectorEnv):
+    """Has workers of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, worker=_worker, **kwargs)
+
+
+def _worker(index: int, env_fn: Any, pipe: Any, *args: Any) -> None:
+    hidden = env_fn()
+
+    def serve(environment_of_mine: Any) -> None:
+        while True:
+            command, data = pipe.recv()
+            if command == "_call":
+                pipe.send((environment_of_mine.get_wrapper_attr(data[0])(*data[1]), True))
+            else:
+                pipe.send((None if command == "close" else (True, True), True))
+            if command == "close":
+                return
+
+    serve(hidden)
+
+
+def test_workers_that_let_no_ledger_in_are_said_so_and_go_on(tmp_path):
+    env = DictInfoToList(Ours([Walk, Walk]))
+    with pytest.raises(LedgerError, match=r"let no ledger in: return stepledger\.LedgerEnv"):
+        RunnerTaps(SimpleNamespace(env=env), Settings())
+    assert not env.unwrapped.closed
+    assert env.unwrapped.call("has_wrapper_attr", "ledger_place") == (False, False)
+    assert not isinstance(env.env, LedgerVectorEnv)
+    env.close()
+
+
 class WithLedger(gym.Wrapper):
     """An environment whose creator gave it a ledger, with settings of its own, and something around it."""
 
@@ -415,6 +509,19 @@ class StrangeEnv(Walk):
 def test_a_space_that_cannot_be_recorded_is_refused_before_training(tmp_path):
     with pytest.raises((LedgerError, ValueError, NotImplementedError)):
         attach(config(env=StrangeEnv), tmp_path).build_algo()
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_a_build_that_was_refused_leaves_no_run_behind(tmp_path, runners):
+    first = record(tmp_path / "theirs", config(runners), iterations=1)
+    for directory, resume in ((tmp_path / "ours", False), (tmp_path / "theirs", True)):
+        with pytest.raises(LedgerError, match="has the autoreset mode"):
+            attach(config(runners, mode="vector_entry_point", env=OwnMode), directory, resume=resume).build_algo()
+        assert (directory / "run.json").exists() == resume
+    assert record(tmp_path / "ours", config(runners), iterations=1).exit_status == 0
+    assert compare(tmp_path / "theirs").events == first.events
+    with pytest.raises(LedgerError, match="holds a run already"):
+        attach(config(runners), tmp_path / "theirs").build_algo()
 
 
 def test_finish_without_a_callback_says_what_to_add():

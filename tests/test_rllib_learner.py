@@ -15,11 +15,14 @@ from faults_learner import LEARNER_FAULTS, LearnerFaultCallback, read_changes  #
 from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
 from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+from ray.tune.registry import get_trainable_cls  # noqa: E402
 from rllib_common import HOPS, PRIORITIZED, UNIFORM, config, hop, replaying, sampling, train  # noqa: E402
 
 from stepledger import Comparison, compare  # noqa: E402
 from stepledger_ray import attach  # noqa: E402
+from stepledger_ray.run import _of_rllib  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -66,6 +69,26 @@ def test_a_fault_of_the_transport_is_found_once_where_it_was_made(tmp_path, name
     result, changes = with_fault(tmp_path, ALGORITHMS[name](), fault, once=True)
     assert changes
     check(result, changes, PROMISES[name])
+
+
+class OwnPPO(PPO):
+    """Somebody's own algorithm, which promises what RLlib's does."""
+
+
+@pytest.mark.parametrize("fault", ["chunk:dropped", "chunk:repeated"])
+def test_an_algorithm_that_is_derived_from_one_of_rllib_keeps_its_promise(tmp_path, fault):
+    one = sampling(PPOConfig(algo_class=OwnPPO).training(train_batch_size=240, minibatch_size=120, num_epochs=1))
+    result, changes = with_fault(tmp_path, one, fault, once=True)
+    assert changes
+    check(result, changes, PROMISES["PPO"])
+    assert result.exit_status == 1
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "APPO", "IMPALA", "DQN", "SAC", "DreamerV3"])
+def test_what_an_algorithm_is_derived_from_is_found_in_rllib(algorithm):
+    rllibs = get_trainable_cls(algorithm)
+    own = type("PPO" if algorithm == "DQN" else "Own", (rllibs,), {})
+    assert [_of_rllib(one) for one in (rllibs, own, type("Own", (own,), {}))] == [algorithm] * 3
 
 
 @pytest.mark.parametrize("fault", IN_BUFFERS)

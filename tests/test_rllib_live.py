@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import time
 from typing import Any
 
 import pytest
@@ -148,10 +150,39 @@ def test_the_run_goes_on_where_the_comparing_process_is_killed(tmp_path, retain,
     assert ("the process that compared it has failed" in str(last)) == (retain == "differences")
 
 
+def test_the_comparing_process_ends_with_the_run(tmp_path):
+    algorithm, _ = trained(attach(config(), tmp_path, compare_every=1, retain="differences"), 1)
+    callback = next(one for one in force_list(algorithm.callbacks) if isinstance(one, LedgerCallback))
+    comparing = callback.job._live._comparing
+    pid = ray.get(comparing.__ray_call__.remote(lambda watcher: os.getpid()))
+    algorithm.stop()
+    for _ in range(100):
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(comparing.__ray_call__.remote(lambda watcher: None))
+        if not os.path.exists(f"/proc/{pid}"):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("it is still there")
+    assert finish(algorithm).exit_status == 0
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"reward_dtype": "reward"}, "reward_dtype 'reward' is no dtype"),
+        ({"reward_dtype": "float16"}, "reward_dtype float16 can't be recorded"),
+        ({"reward_dtype": ["S8"]}, "reward_dtype .* is no dtype"),
+        ({"digest": "md5"}, "digest 'md5' is unknown"),
+        ({"digest": 64}, "digest '64' is unknown"),
+        ({"on_error": "ignore"}, "on_error='ignore' is unknown"),
+        ({"directory": None}, "None can't be a run directory"),
+        ({"directory": b"run"}, "can't be a run directory"),
+        ({"directory": "s3://me:secret@bucket/run"}, "holds a password"),
+        ({"directory": "s3://[bucket/run"}, "can't be a run directory"),
+        ({"directory": "file://other/run"}, "names a file of the machine 'other'"),
         ({"compare_every": 0}, "compare_every=0 is no number of iterations"),
+        ({"compare_every": True}, "compare_every=True is no number of iterations"),
         ({"compare_every": 1, "on_difference": "die"}, "on_difference='die' is unknown"),
         ({"compare_every": 1, "retain": "none"}, "retain='none' is unknown"),
         ({"retain": "differences"}, "pass compare_every="),
@@ -159,5 +190,7 @@ def test_the_run_goes_on_where_the_comparing_process_is_killed(tmp_path, retain,
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_once(tmp_path, options, says):
-    with pytest.raises(LedgerError, match=says):
-        attach(config(), tmp_path, **options)
+    for refuses in (functools.partial(attach, config()), LedgerCallback):
+        with pytest.raises(LedgerError, match=says) as error:
+            refuses(**{"directory": tmp_path, **options})
+        assert "secret" not in str(error.value)

@@ -16,11 +16,12 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
 from rllib_common import HOPS, Walk, config, hop, record, sampling  # noqa: E402
 
-from stepledger import Comparison, compare, read  # noqa: E402
-from stepledger_ray import attach  # noqa: E402
-from stepledger_ray.nodes import TIMEOUT  # noqa: E402
+from stepledger import Comparison, LedgerError, compare, read  # noqa: E402
+from stepledger_ray import attach, finish, processes  # noqa: E402
+from stepledger_ray.processes import TIMEOUT  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -98,6 +99,73 @@ def test_runners_killed_at_random_moments_cost_no_ledger_and_make_no_difference(
     assert hop(result, HOPS[1]).events > 240 * kills
     for path in tmp_path.glob("*.npz"):
         read(path)
+
+
+def pids(algorithm: Any) -> list[int]:
+    return algorithm.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+
+
+class Silent(RLlibCallback):
+    """Has an EnvRunner stand still before it can be told where to record."""
+
+    pid = 0
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        Silent.pid = pids(algorithm)[0]
+        os.kill(Silent.pid, signal.SIGSTOP)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for long."""
+    monkeypatch.setattr(processes, "TIMEOUT", 2.0)
+    monkeypatch.setattr(processes, "_LEAST", 0.5)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_runner_that_gives_no_answer_when_it_is_told_is_named_and_heard_later(tmp_path, impatient, caplog, again):
+    algorithm = attach(config(2).callbacks(Silent), tmp_path).build_algo()
+    assert "EnvRunner 1 gave no answer in time, and will not be recorded until there is one" in caplog.text
+    if again:
+        os.kill(Silent.pid, signal.SIGCONT)
+        algorithm.train()
+        result = finish(algorithm)
+        assert result.exit_status == 0, str(result)
+        assert result.hops[0].streams == 4
+    else:
+        with pytest.raises(LedgerError):
+            finish(algorithm)
+        os.kill(Silent.pid, signal.SIGKILL)
+    algorithm.stop()
+
+
+def test_a_build_where_no_runner_answers_is_refused(tmp_path, impatient):
+    with pytest.raises(LedgerError, match="EnvRunner 1 gave no answer in time: see why, and build again"):
+        attach(config(1).callbacks(Silent), tmp_path).build_algo()
+    os.kill(Silent.pid, signal.SIGKILL)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_processes_that_give_no_answer_at_the_end_are_named_and_waited_for_once(tmp_path, impatient):
+    one = config(3).learners(num_learners=2)
+    algorithm = attach(one, tmp_path).build_algo()
+    algorithm.train()
+    learners = [one.get() for one in algorithm.learner_group.foreach_learner(lambda learner: os.getpid())]
+    stopped = [*pids(algorithm)[:2], *learners]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    result = finish(algorithm)
+    assert time.monotonic() - began < 10
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    assert result.equal
+    assert result.exit_status == 3
+    for name in ("EnvRunner 1", "EnvRunner 2", "Learner 0", "Learner 1"):
+        assert f"what {name} recorded last, which gave no answer in time" in result.hops[0].unknown
+    assert not any("EnvRunner 3" in sentence for sentence in result.hops[0].unknown)
+    algorithm.stop()
+    assert compare(tmp_path).exit_status == 0
 
 
 class Failing(Walk):

@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 
 from ray import tune
 from ray.rllib.algorithms.ppo import PPO
-from rllib_common import SAMPLED, config, hop
+from rllib_common import SAMPLED, OwnMode, config, hop
 
 from stepledger import LedgerError, compare
 from stepledger.cli import main
@@ -90,6 +90,13 @@ def test_a_uri_that_holds_a_run_is_refused_and_resume_goes_on_in_it(uri, tempora
     result = compare(uri)
     assert result.exit_status == 0
     assert result.events > first.events
+    assert not list(temporary.glob("stepledger-*"))
+
+
+def test_a_build_that_was_refused_leaves_no_run_behind(uri, temporary):
+    with pytest.raises(LedgerError, match="has the autoreset mode"):
+        attach(config(mode="vector_entry_point", env=OwnMode), uri).build_algo()
+    assert Remote(uri).read_text("run.json") is None
     assert not list(temporary.glob("stepledger-*"))
 
 
