@@ -35,8 +35,16 @@ from stepledger_ray.taps import RunnerTaps  # noqa: E402
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("runners", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("runners", "mode"),
+    [
+        (0, "sync"),
+        (0, "async"),
+        (1, "async"),
+        (2, "sync"),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [(1, "sync"), (2, "async")]),
+    ],
+)
 def test_a_clean_run_is_equal_and_complete_at_every_hop(tmp_path, runners, mode, capsys):
     one = config(runners, mode=mode).callbacks(functools.partial(LedgerCallback, str(tmp_path / "run")))
     algorithm = one.build_algo()

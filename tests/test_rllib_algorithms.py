@@ -48,12 +48,10 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
     "TQC": lambda: sampling(replaying(tqc(), UNIFORM)),
 }
 MODES, LEARNERS = ("sync", "async", "vector_entry_point"), (0, 1, 2)
-#: Each occurs in what does not take long.
+#: Each occurs in what does not take long, the asynchronous ones with aggregators alone.
 SHORT = {
     ("PPO", "sync", 2),
-    ("APPO", "async", 0),
     ("APPO, 2 aggregators", "vector_entry_point", 1),
-    ("IMPALA", "sync", 1),
     ("IMPALA, 2 aggregators", "async", 1),
     ("DQN, prioritized", "vector_entry_point", 0),
     ("DQN, prioritized, 3 steps", "sync", 2),
