@@ -5,11 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
 import logging
 import weakref
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +23,9 @@ from .live import Live, Watch, metrics
 from .nodes import claim, collect, discard
 from .processes import Deadline, ask, learners, name_of, remote_runners, runners
 from .run import REMAKES, Run, Settings
-from .storage import store
+from .storage import store, write_report
 from .taps import RECORDERS, LearnerTap, episode_space, taps_of
-from .tasks import compare_run
+from .tasks import compare_run, with_unknown
 
 __all__ = ["Job", "finish"]
 
@@ -242,11 +240,9 @@ class Job:
         comparison = self._compared(stop)
         if stop and self.run.uri and ray.is_initialized():
             discard(self.run, self._nodes.keys() - problems.keys())
-        first, *others = comparison.hops
         missing = [f"what {name} sampled, which never answered when it was told where to record" for name in self._untold]
         missing += [f"what {name} recorded last, which gave no answer in time" for name in sorted(late - self._untold.keys())]
-        unknown = (*first.unknown, *missing, *problems.values(), *self._lost)
-        return replace(comparison, hops=(replace(first, unknown=unknown), *others))
+        return with_unknown(comparison, [*missing, *problems.values(), *self._lost])
 
     def _compared(self, stop: bool) -> Comparison:
         """The comparison of all that was recorded: from the ledgers, or as it was found on the way where they hold only a part."""
@@ -265,8 +261,7 @@ class Job:
         compared = False
         try:
             comparison = self.compare(stop=True)
-            report = {"run": asdict(self.run), **comparison.to_dict()}
-            (Path(self.run.directory) / "report.json").write_text(json.dumps(report, indent=2))
+            write_report(self.run, comparison)
             print(comparison, flush=True)
             compared = True
         except LedgerError as error:

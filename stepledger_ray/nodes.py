@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["claim", "collect", "discard", "ledgers"]
+__all__ = ["claim", "collect", "discard", "holds", "ledgers", "on_node"]
 
 #: Bytes of a file that travel at once.
 _PIECE = 1 << 24
@@ -89,7 +89,7 @@ def collect(run: Run, nodes: Mapping[str, Iterable[str]], progress: Progress | N
     problems: dict[str, str] = {}
     there: dict[str, list[tuple[str, int]]] = {}
     here = ray.get_runtime_context().get_node_id()
-    lists = {node: _on(node, _listed).remote(run) for node in nodes if node != here}
+    lists = {node: on_node(node, _listed).remote(run) for node in nodes if node != here}
     deadline = Deadline()
     for node, files in lists.items():
         with _asked(node, nodes[node], problems):
@@ -99,7 +99,7 @@ def collect(run: Run, nodes: Mapping[str, Iterable[str]], progress: Progress | N
     for node, files in there.items():
         with _asked(node, nodes[node], problems):
             for name, size in files:
-                for came in _copy(run, _on(node, _piece), name, size, deadline):
+                for came in _copy(run, on_node(node, _piece), name, size, deadline):
                     done += came
                     if progress is not None:
                         progress(done, total)
@@ -109,10 +109,10 @@ def collect(run: Run, nodes: Mapping[str, Iterable[str]], progress: Progress | N
 def discard(run: Run, nodes: Iterable[str]) -> None:
     """Remove the run directories of nodes from which all has come and which don't share the driver's file system."""
     with contextlib.suppress(ray.exceptions.RayError):  # a node that has died since needs no order
-        ray.get([_on(node, _remove).remote(run) for node in nodes], timeout=Deadline().left)
+        ray.get([on_node(node, _remove).remote(run) for node in nodes], timeout=Deadline().left)
 
 
-def _on(node: str, function: Any) -> Any:
+def on_node(node: str, function: Any) -> Any:
     """A function as a task on a node."""
     return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))(function)
 
@@ -134,13 +134,20 @@ def _name(node: str) -> str:
     return node[:8]
 
 
+def holds(run: Run) -> str:
+    """On a node: whether its run directory is the ``"driver"``'s too, or one of ``"workers"``; empty where it has none of this run."""
+    if run.is_here():
+        return "driver"
+    mark = Path(run.directory) / _MARK
+    return "workers" if mark.exists() and mark.read_text() == run.id else ""
+
+
 def _listed(run: Run) -> list[tuple[str, int]]:
     """On a node: the ledgers there, unless its run directory is the driver's too."""
-    directory = Path(run.directory)
-    if run.is_here():
+    directory, whose = Path(run.directory), holds(run)
+    if whose == "driver":
         return []
-    mark = directory / _MARK
-    if not mark.exists() or mark.read_text() != run.id:
+    if not whose:
         raise LedgerError(f"{directory} holds nothing of this run.")
     return [(str(path.relative_to(directory)), path.stat().st_size) for path in ledgers(directory)]
 

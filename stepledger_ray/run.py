@@ -139,6 +139,18 @@ class Run:
             remote.fetch(Path(run.directory))
         return run
 
+    @classmethod
+    def of(cls, written: dict[str, Any]) -> Run:
+        """The run that was written down.
+
+        Raises:
+            LedgerError: This is none, or one of another version.
+        """
+        try:
+            return cls(**{**written, "settings": Settings(**written["settings"])})
+        except (TypeError, KeyError) as error:
+            raise LedgerError(f"{_FILE} is none of this version's ({error!r}): look at the run with the version that wrote it.") from None
+
     def withdraw(self) -> None:
         """Take back that the run was begun, for the algorithm could not be built; not where it goes on after an earlier one."""
         if not self.incarnation:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
+from stepledger import Comparison
 from stepledger.format import JOURNAL, SEALED
 from stepledger.journal import is_locked
 from stepledger.remote import Remote
@@ -14,9 +17,14 @@ from stepledger.remote import Remote
 from .nodes import ledgers
 from .run import Run
 
-__all__ = ["store"]
+__all__ = ["store", "write_report"]
 
 logger = logging.getLogger(__name__)
+
+
+def write_report(run: Run, comparison: Comparison) -> None:
+    """Write ``report.json`` into the run directory. It holds the run too, so that one can tell whether it is of its last incarnation."""
+    Path(run.directory, "report.json").write_text(json.dumps({"run": asdict(run), **comparison.to_dict()}, indent=2))
 
 
 def store(run: Run, *, last: bool = False) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stepledger.split import Part, compare_part, join, split
 
 from .processes import Deadline
 
-__all__ = ["compare_run"]
+__all__ = ["compare_run", "with_unknown"]
 
 #: Bytes of ledgers up to which a task would take longer to start than the driver to compare.
 _SMALL = 1 << 25
@@ -49,6 +50,12 @@ def compare_run(place: str, progress: Progress | None = None) -> Comparison:
         if progress is not None:
             progress(sum(one.size for one in found), sum(one.size for one in parts))
     return join([found[part] for part in parts], empty, left_out)
+
+
+def with_unknown(comparison: Comparison, sentences: Iterable[str]) -> Comparison:
+    """The comparison, which says besides what is unknown of its run."""
+    first, *others = comparison.hops
+    return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *sentences)), *others))
 
 
 def _in_tasks(parts: Sequence[Part], processors: int) -> Iterator[tuple[Part, tuple[Comparison, str] | None]]:

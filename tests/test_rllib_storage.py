@@ -21,7 +21,7 @@ from rllib_common import SAMPLED, OwnMode, config, hop
 from stepledger import LedgerError, compare
 from stepledger.cli import main
 from stepledger.remote import Remote, fetched
-from stepledger_ray import LedgerCallback, TuneCallback, attach, finish
+from stepledger_ray import LedgerCallback, attach, finish
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -153,5 +153,3 @@ def test_each_trial_of_tune_is_stored_in_a_place_of_its_own(uri, tmp_path):
     assert not results.errors
     for result in results:
         assert compare(Remote(uri).below(Path(result.path).name).uri).exit_status == 0
-    with pytest.raises(LedgerError, match=r"TuneCallback can't look into s3://.*leave it out"):
-        TuneCallback(uri)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
 from rllib_common import config  # noqa: E402
 
 from stepledger import compare  # noqa: E402
+from stepledger.remote import Remote  # noqa: E402
 from stepledger_ray import TuneCallback, attach  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -28,41 +30,57 @@ class FailingTrial(RLlibCallback):
             raise RuntimeError("failed on purpose")
 
 
-def fit(tmp_path: Any, failures: int) -> Any:
+def fit(tmp_path: Path, place: str, failures: int) -> list[str]:
+    """Run two trials; their places."""
     one = config(1).training(lr=tune.grid_search([0.001, 0.002]))
-    one = attach(one.callbacks([FailingTrial]), tmp_path / "run")
-    return tune.Tuner(
+    one = attach(one.callbacks([FailingTrial]), place)
+    results = tune.Tuner(
         PPO,
         param_space=one,
         tune_config=tune.TuneConfig(max_concurrent_trials=2),
         run_config=tune.RunConfig(
             storage_path=str(tmp_path / "tune"),
             stop={"training_iteration": 3},
-            callbacks=[TuneCallback(tmp_path / "run")],
+            callbacks=[TuneCallback(place)],
             failure_config=tune.FailureConfig(max_failures=failures),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
             verbose=0,
         ),
     ).fit()
+    assert len(results.errors) == 1 or failures
+    names = sorted(Path(result.path).name for result in results)
+    return [str(Path(place, name)) if place.startswith("/") else Remote(place).below(name).uri for name in names]
 
 
-def test_concurrent_trials_are_compared_each_for_itself_and_one_that_fails_too(tmp_path, capfd):
-    fit(tmp_path, failures=0)
-    runs = sorted((tmp_path / "run").glob("*/run.json"))
+def written(place: str, name: str) -> Any:
+    return json.loads(Path(place, name).read_text() if place.startswith("/") else Remote(place).read_text(name) or "")
+
+
+@pytest.fixture(params=["directory", "uri"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "run") if request.param == "directory" else request.getfixturevalue("uri")
+
+
+def test_concurrent_trials_are_compared_each_for_itself_and_one_that_fails_too(tmp_path, place, capfd):
+    runs = fit(tmp_path, place, failures=0)
     assert len(runs) == 2
-    results = [compare(run.parent) for run in runs]
+    results = [compare(run) for run in runs]
     assert all(result.equal and result.events > 100 for result in results)
     assert sorted(result.exit_status for result in results)[0] == 0
-    assert all(json.loads((run.parent / "report.json").read_text())["equal"] for run in runs)
+    for run in runs:
+        report = written(run, "report.json")
+        assert report["equal"] is True
+        assert report["run"] == written(run, "run.json")
+        assert place.startswith("/") or not Path(report["run"]["directory"]).exists()
     said = [line for line in capfd.readouterr().out.splitlines() if line.startswith("stepledger: PPO_")]
     assert len(said) == 2
     assert all("no difference" in line for line in said)
 
 
-def test_a_trial_that_tune_starts_again_goes_on_in_its_directory(tmp_path):
-    fit(tmp_path, failures=1)
-    runs = sorted((tmp_path / "run").glob("*/run.json"))
+def test_a_trial_that_tune_starts_again_goes_on_in_its_directory(tmp_path, place):
+    runs = fit(tmp_path, place, failures=1)
     assert len(runs) == 2
-    results = [compare(run.parent) for run in runs]
+    results = [compare(run) for run in runs]
     assert all(result.equal for result in results), [str(result) for result in results]
-    assert sorted(json.loads(run.read_text())["incarnation"] for run in runs)[1] > 0
+    assert sorted(written(run, "run.json")["incarnation"] for run in runs)[1] > 0
+    assert all(written(run, "report.json")["run"] == written(run, "run.json") for run in runs)
