@@ -13,6 +13,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from .digest import MISSING, SpaceDigest
@@ -218,6 +219,7 @@ class LedgerVectorEnv(VectorWrapper):
         recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
         if reached:
             recorder.stop_workers = functools.partial(vector_env.unwrapped.call, "stop_recording")
+        self._unpacked = _unpacker(vector_env.single_observation_space)
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
         super().__init__(vector_env)  # last: the remains of a wrapper that refused must not close the vector env when they are collected
 
@@ -247,7 +249,7 @@ class LedgerVectorEnv(VectorWrapper):
         """Step the environments and record it."""
         self._rows.send(actions)
         result = self.env.step(actions)
-        self._rows.receive(result, _unpacked)
+        self._rows.receive(result, self._unpacked)
         return result
 
     def flush(self) -> None:
@@ -288,7 +290,7 @@ class LedgerVectorEnv(VectorWrapper):
 
     def _step_wait(self, *args: Any, **kwargs: Any) -> Any:
         result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
-        self._rows.receive(result, _unpacked)
+        self._rows.receive(result, self._unpacked)
         return result
 
     def _reset_async(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
@@ -302,16 +304,31 @@ class LedgerVectorEnv(VectorWrapper):
         return result
 
 
-def _unpacked(result: Any) -> Result:
-    observations, rewards, terminated, truncated, infos = result
+def _unpacker(space: gymnasium.Space[Any]) -> Callable[[Any], Result]:
+    """Takes the result of a step apart; the space is that of one observation."""
 
-    def final(env: int) -> Any:
-        given, mask = infos.get("final_obs"), infos.get("_final_obs")
-        if given is None or given[env] is None or (mask is not None and not mask[env]):
-            return MISSING_OBSERVATION
-        return given[env]
+    def unpacked(result: Any) -> Result:
+        observations, rewards, terminated, truncated, infos = result
 
-    return observations, rewards, terminated, truncated, final
+        def final(env: int) -> Any:
+            given, mask = infos.get("final_obs"), infos.get("_final_obs")
+            if given is None or (mask is not None and not mask[env]):
+                return MISSING_OBSERVATION
+            one = _at(space, given, env)
+            return MISSING_OBSERVATION if one is None else one
+
+        return observations, rewards, terminated, truncated, final
+
+    return unpacked
+
+
+def _at(space: gymnasium.Space[Any], batch: Any, env: int) -> Any:
+    """One of a batch of values: Gymnasium gives an array of them, others a batch as that of observations, leaf by leaf."""
+    if isinstance(space, spaces.Dict) and isinstance(batch, Mapping):
+        return {key: _at(part, batch[key], env) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(batch, tuple):
+        return tuple(_at(part, values, env) for part, values in zip(space.spaces, batch, strict=True))
+    return batch[env]
 
 
 _ASYNCHRONOUS: dict[str, Any] = {

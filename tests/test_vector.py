@@ -14,6 +14,7 @@ import pytest
 from common import MODES, VECTORS, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -599,3 +600,35 @@ def test_around_environments_that_have_recorded_it_says_so_and_compares_what_com
     envs.close()
     assert_equal(compare(tmp_path), 2 * (10 + reset))
     assert (tmp_path / "env-0.old1.npz").exists() == (not told)
+
+
+NESTED = {
+    "box": spaces.Box(-1, 1, (2,)),
+    "dict": spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Dict(c=spaces.Discrete(5), d=spaces.Tuple([spaces.MultiBinary(3)]))),
+    "tuple": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Dict(a=spaces.Discrete(5))]),
+}
+
+
+@modern
+@pytest.mark.parametrize("space", NESTED)
+@pytest.mark.parametrize("masked", [True, False])
+def test_final_observations_may_come_as_a_batch(tmp_path: Path, space: str, masked: bool) -> None:
+    class Batches(VectorWrapper):
+        """Gives the final observations as it gives observations, with anything where there is none."""
+
+        def step(self, actions: Any) -> Any:
+            observations, rewards, terminated, truncated, infos = self.env.step(actions)
+            if "final_obs" in infos:
+                rows = [self.single_observation_space.sample() if one is None else one for one in infos["final_obs"]]
+                infos["final_obs"] = concatenate(self.single_observation_space, rows, create_empty_array(self.single_observation_space, 3))
+            if not masked:
+                infos.pop("_final_obs", None)
+            return observations, rewards, terminated, truncated, infos
+
+    makers = [
+        functools.partial(LedgerEnv, Walk((2 + index, 3), index, NESTED[space]), tmp_path, index, keep_values=True) for index in range(3)
+    ]
+    envs = LedgerVectorEnv(Batches(vector_of(makers, "sync", "SameStep")), tmp_path / "trainer.npz", keep_values=True)
+    drive(envs, 30)
+    envs.close()
+    assert_equal(compare(tmp_path))
