@@ -24,7 +24,7 @@ from .recording import OnError, warn
 
 __all__ = ["LedgerVectorEnv"]
 
-NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+_MODES = NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 
 class RowRecorder:
@@ -172,8 +172,8 @@ class LedgerVectorEnv(VectorWrapper):
             and events are kept in memory until then.
         tap: ``"env"`` where this is the environments' own side: around a vector env that steps all of them itself, inside whatever
             stands between it and another `LedgerVectorEnv`.
-        autoreset_mode: Only for a vector env that doesn't state its mode in ``metadata["autoreset_mode"]``: ``"NextStep"``,
-            ``"SameStep"`` or ``"Disabled"``.
+        autoreset_mode: For a vector env that doesn't state its mode in ``metadata["autoreset_mode"]``: ``"NextStep"``, ``"SameStep"`` or
+            ``"Disabled"``. One that contradicts what the vector env states is refused.
         reward_dtype: As in `LedgerEnv`, and the same on both sides; likewise the others.
 
     Raises:
@@ -199,7 +199,8 @@ class LedgerVectorEnv(VectorWrapper):
             )
         self._place: Place | None = None
         self._tap = tap
-        self._mode = _autoreset_mode(vector_env, autoreset_mode)
+        # Without a path this is RLlib's extension, which says what RLlib relies on, whatever the vector env states.
+        self._mode = _autoreset_mode(vector_env, autoreset_mode, may_contradict=path is None)
         observations = SpaceDigest(vector_env.single_observation_space, digest)
         actions = SpaceDigest(vector_env.single_action_space, digest)
         run = uuid.uuid4().hex
@@ -345,12 +346,20 @@ def _reset_mask(options: dict[str, Any] | None) -> npt.NDArray[np.bool_] | None:
     return None if mask is None else np.array(mask, bool)
 
 
-def _autoreset_mode(vector_env: VectorEnv[Any, Any, Any], given: str | None) -> str:
+def _autoreset_mode(vector_env: VectorEnv[Any, Any, Any], given: str | None, may_contradict: bool) -> str:
     stated = (vector_env.metadata or {}).get("autoreset_mode")
     if stated is None and given is None and not hasattr(gymnasium.vector, "AutoresetMode"):
         return NEXT_STEP  # Gymnasium 1.0 has no other
-    mode = str(getattr(stated if stated is not None else given, "value", stated if stated is not None else given))
-    if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
+    named, said = (str(getattr(mode, "value", mode)) for mode in (stated, given))
+    if given is not None and said not in _MODES:
+        raise LedgerError(f"autoreset_mode={given!r} is unknown: use 'NextStep', 'SameStep' or 'Disabled'.")
+    mode = said if stated is None else named
+    if given is not None and mode != said and mode in _MODES and not may_contradict:
+        raise LedgerError(
+            f"autoreset_mode={given!r} contradicts the vector env {vector_env}, which has the autoreset mode {mode!r}: leave it out, or "
+            "state the right one in the vector env's metadata['autoreset_mode']."
+        )
+    if mode not in _MODES:
         raise LedgerError(
             f"the vector env {vector_env} has the autoreset mode {mode!r}: state 'NextStep', 'SameStep' or 'Disabled' in its "
             "metadata['autoreset_mode'], or pass autoreset_mode= to the ledger."

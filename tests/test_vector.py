@@ -365,8 +365,21 @@ def test_a_vector_env_that_does_not_say_how_it_resets_is_refused_with_what_to_do
         LedgerVectorEnv(envs, tmp_path / "trainer.npz")
     assert not envs.closed
     if mode is None:
-        with pytest.raises(LedgerError, match="has the autoreset mode 'sometimes'"):
+        with pytest.raises(LedgerError, match="autoreset_mode='sometimes' is unknown: use 'NextStep', 'SameStep' or 'Disabled'"):
             LedgerVectorEnv(envs, tmp_path / "trainer.npz", autoreset_mode="sometimes")
+
+
+@modern
+@pytest.mark.parametrize("stated", [*MODES, gym.vector.AutoresetMode.SAME_STEP if len(MODES) > 1 else "SameStep"])
+@pytest.mark.parametrize("said", [*MODES, "nonsense"])
+def test_a_mode_that_contradicts_the_stated_one_is_refused(tmp_path: Path, stated: Any, said: str) -> None:
+    envs = Custom(stated)
+    if getattr(stated, "value", stated) == said:
+        LedgerVectorEnv(envs, tmp_path / "trainer.npz", autoreset_mode=said).close()
+        return
+    with pytest.raises(LedgerError, match="is unknown: use" if said == "nonsense" else "contradicts the vector env .*: leave it out"):
+        LedgerVectorEnv(envs, tmp_path / "trainer.npz", autoreset_mode=said)
+    assert not envs.closed
 
 
 @modern
