@@ -26,6 +26,9 @@ __all__ = ["LedgerVectorEnv"]
 
 _MODES = NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
+#: Errors of steps that a ledger tells of.
+_NOTES = 20
+
 
 class RowRecorder:
     """Appends a vector env's results to a recorder, one row per call.
@@ -65,6 +68,16 @@ class RowRecorder:
                 self._sent_values = _copies(self._actions.batch_values(actions))
         except BaseException as error:
             recorder.fail(error)
+
+    def raised(self, error: BaseException) -> None:
+        """A step raised: what the environments gave in it is lost, and the report says why."""
+        notes = self.recorder.final.setdefault("notes", list(self.recorder.meta.get("notes", [])))
+        what = type(error).__name__
+        with contextlib.suppress(Exception):  # it may have no text, and the run is to see this error and no other
+            what = " ".join(f"{what}: {error}".split())[:200]
+        note = f"a step of the vector env raised {what}; what environments gave in that step did not come back"
+        if note not in notes and len(notes) < _NOTES:
+            notes.append(note)
 
     def receive(self, result: Any, unpacked: Callable[[Any], Result]) -> None:
         """Record a step of every environment.
@@ -249,7 +262,11 @@ class LedgerVectorEnv(VectorWrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the environments and record it."""
         self._rows.send(actions)
-        result = self.env.step(actions)
+        try:
+            result = self.env.step(actions)
+        except BaseException as error:
+            self._rows.raised(error)
+            raise
         self._rows.receive(result, self._unpacked)
         return result
 
@@ -290,7 +307,11 @@ class LedgerVectorEnv(VectorWrapper):
         self.env.step_async(actions)  # type: ignore[attr-defined]
 
     def _step_wait(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
+        try:
+            result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
+        except BaseException as error:
+            self._rows.raised(error)
+            raise
         self._rows.receive(result, self._unpacked)
         return result
 

@@ -645,3 +645,40 @@ def test_final_observations_may_come_as_a_batch(tmp_path: Path, space: str, mask
     drive(envs, 30)
     envs.close()
     assert_equal(compare(tmp_path))
+
+
+class Crashes(gym.Wrapper):
+    """Raises once."""
+
+    left = 5
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("the simulator\nhas crashed")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_why_a_step_that_raised_in_one_environment_is_lost_in_others_is_said(tmp_path: Path, asynchronous: bool) -> None:
+    makers = [lambda i=i: LedgerEnv(Crashes(Walk((20,), i)) if i == 1 else Walk((20,), i), tmp_path, i) for i in range(3)]
+    inner = SyncVectorEnv(makers)
+    if asynchronous:
+        inner.step_async, inner.step_wait = (lambda actions: None), (lambda: inner.step(np.zeros(3, np.int64)))
+    envs = LedgerVectorEnv(inner, tmp_path / "trainer.npz")
+    envs.reset(seed=0)
+    for _ in range(9):
+        try:
+            if asynchronous:
+                envs.step_async(np.zeros(3, np.int64))
+                envs.step_wait()
+            else:
+                envs.step(np.zeros(3, np.int64))
+        except RuntimeError:
+            envs.reset(seed=1)
+    envs.close()
+    comparison = compare(tmp_path)
+    assert {(one.env, one.step, one.kind) for one in comparison.differences} == {(0, 5, "lost")}
+    (note,) = comparison.hops[0].notes
+    assert note.startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")
+    assert f"note: {note}" in str(comparison)
