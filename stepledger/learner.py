@@ -62,8 +62,10 @@ class LearnerLedger:
             actions: As they were sent to the environment, not as the policy gave them where they were clipped or scaled on the way.
             rewards: ``(n,)`` or ``(n, 1)``, any real dtype.
             next_obs: The observations that the steps gave: at an episode's end the final one.
-            terminated: ``(n,)`` or ``(n, 1)``, bool or 0 and 1.
-            truncated: Likewise.
+            terminated: ``(n,)`` or ``(n, 1)``, bool or 0 and 1: without time limits. The ``dones`` of a sample of Stable-Baselines3's
+                replay buffer, which CleanRL uses too, are that.
+            truncated: Likewise; `None`, at all calls, where it is not known, as in such a sample: then it is not compared, and the report
+                says so.
 
         Raises:
             LedgerError: Only with ``on_error="raise"``: there is no ledger of a vector env to compare with, or recording failed.
@@ -71,7 +73,7 @@ class LearnerLedger:
         if self._refused:
             return
         try:
-            recorder = self._recorder or self._begin()
+            recorder = self._recorder or self._begin(truncated is not None)
         except Exception as error:
             if self._on_error == "raise":
                 raise
@@ -86,7 +88,7 @@ class LearnerLedger:
         except BaseException as error:
             recorder.fail(error)
 
-    def _begin(self) -> BatchRecorder:
+    def _begin(self, has_truncated: bool) -> BatchRecorder:
         vector = _vector_ledger(self._path)
         digest = vector["digest"]
         self._observations = SpaceDigest(_space(vector["observation_space"]), digest)
@@ -103,6 +105,7 @@ class LearnerLedger:
             each_step="once" if self._each_step_once else "",
             replays=True,
             flags="both",
+            fields={} if has_truncated else {"truncated": {"skip": "not known to the training loop"}},
             run=vector.get("run", ""),
             taps=["vector", "learner"],
         )
@@ -111,6 +114,10 @@ class LearnerLedger:
 
     def _events(self, obs: Any, actions: Any, rewards: Any, next_obs: Any, terminated: Any, truncated: Any) -> npt.NDArray[Any]:
         assert self._recorder is not None
+        if (truncated is None) != bool(self._recorder.meta["fields"]):
+            raise LedgerError("truncated was passed in some calls only: pass it in all of them, or None in all.")
+        if truncated is None:
+            truncated = np.zeros(np.size(terminated), bool)
         flat = [np.asarray(column).reshape(-1) for column in (rewards, terminated, truncated)]
         columns = [np.frombuffer(b"".join(space.rows(batch)), ">u8") for space, batch in self._batches(obs, actions, next_obs)]
         n = len(flat[0])

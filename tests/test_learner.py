@@ -292,3 +292,34 @@ def test_observations_of_a_wrapper_outside_the_ledger_are_said_to_be_that(tmp_pa
     else:
         with pytest.raises(LedgerError, match=sentence):
             compare(tmp_path)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+def test_a_loop_that_does_not_know_truncated_is_compared_without_it(tmp_path: Path, fault: bool, same: bool) -> None:
+    if same:
+        envs = LedgerVectorEnv(vector_of([lambda: gym.wrappers.TimeLimit(Same(), 3)] * 3), tmp_path / "vector.npz")
+    else:
+        envs = envs_of(tmp_path)
+    ledger = LearnerLedger(tmp_path / "learner.npz", each_step_once=True)
+
+    class Dones:
+        def transitions(self, obs: Any, actions: Any, rewards: Any, following: Any, terminated: Any, truncated: Any) -> None:
+            dones = terminated | truncated if fault else terminated
+            ledger.transitions(obs, actions, rewards, following, dones.astype(np.float32)[:, None], None)
+
+    loop(envs, Dones())  # type: ignore[arg-type]
+    comparison = compared(tmp_path, envs, ledger)
+    truncated = comparison.hops[0].fields["truncated"]
+    assert (truncated.status, truncated.note) == ("not compared", "not known to the training loop")
+    assert "not compared: truncated" in str(comparison)
+    assert comparison.exit_status == fault
+    if not same:
+        assert {one.fields for one in comparison.differences} == ({("terminated",)} if fault else set())
+
+
+def test_truncated_in_some_calls_only_ends_the_recording_and_not_the_run(tmp_path: Path) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    with pytest.warns(RuntimeWarning, match="truncated was passed in some calls only: pass it in all of them, or None in all"):
+        loop(envs, ledger, change=lambda *row: [*row[:5], None])
+    assert compared(tmp_path, envs, ledger).exit_status == 3
