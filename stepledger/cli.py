@@ -16,7 +16,9 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from .compare import compare
@@ -37,8 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text, status = options.run(options)
     except LedgerError as error:
-        _print(f"stepledger: {error}", sys.stderr)
-        return 2
+        return _refuse(str(error))
+    except Exception as error:  # Python would end with 1, which says that there is a difference
+        return _refuse(f"this failed in a way that nobody expected ({_where(error)}): please report it with this line.")
     try:
         _print(text, sys.stdout)
     except OSError as error:
@@ -46,9 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader of our output (head, a pager) has gone
             return 2
-        _print(f"stepledger: the output can't be written ({error.strerror}): make room, or write it elsewhere.", sys.stderr)
-        return 2
+        return _refuse(f"the output can't be written ({error.strerror}): make room, or write it elsewhere.")
     return int(status)
+
+
+def _refuse(sentence: str) -> int:
+    """Say why it can't be done; returns the exit status."""
+    _print(f"stepledger: {sentence}", sys.stderr)
+    return 2
+
+
+def _where(error: Exception) -> str:
+    """An error, and where in this package it came from, in one line."""
+    place = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == Path(__file__).parent][-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{what}, in {Path(place.filename).name}:{place.lineno}"
 
 
 def _print(text: str, file: TextIO | None) -> None:

@@ -95,6 +95,17 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._recorder is not None:
             self._tell(self._recorder)
 
+    @property
+    def has_recorded(self) -> bool:
+        """Whether there was an event, so that a ledger may be open under the name and the run that were known then."""
+        return self._recorder is not None
+
+    def begin_again(self) -> None:
+        """End the ledger, and begin another one at the next event, which sets the first one aside."""
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
     def _tell(self, recorder: Recorder) -> None:
         """Tell the recorder its file, if it is known."""
         place = self._place
@@ -123,7 +134,10 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         recorder.recording = not self._passive
         recorder.digest_action, recorder.digest_observation = self._actions.one, self._observations.one
         if recorder.recording:
-            self._tell(recorder)
+            try:
+                self._tell(recorder)
+            except LedgerError as error:
+                recorder.fail(error)
         self._recorder = recorder
         if self._options["keep_values"]:
             self._keep_values(recorder)

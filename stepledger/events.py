@@ -27,6 +27,9 @@ FIELDS = {"kind": "kind", "action": "h_act", "obs": "h_obs", "reward": "h_rew", 
 #: Events in a row without an agreement between two sides of which more is to come, after which they are taken to differ.
 _UNDECIDED = 64
 
+#: Elements from which on an array is long, and elements that differ of which a report prints so many.
+_LONG, _SHOWN = 64, 4
+
 
 class EventHop:
     """Compares two taps that both record resets and steps. Their events may come in parts; what was compared is dropped.
@@ -138,7 +141,11 @@ class _Pair:
         self._compared = len(self.first), len(self.second)
         if not end:
             edits, self._compared = self._decided(edits)
-        self._count_compared(self._compared[0] - sum(edit.length for edit in edits if edit.kind != "extra"), {})
+        unlike = [slice(edit.first, edit.first + edit.length) for edit in edits if edit.kind != "extra"]
+        step = self.a["kind"][: self._compared[0]] == STEP
+        self._count_compared(
+            len(step) - sum(part.stop - part.start for part in unlike), int(step.sum() - sum(step[part].sum() for part in unlike)), {}
+        )
         count = self._count
         flipped = (0, 0) if self._flipped else None
         for edit in edits:
@@ -223,10 +230,12 @@ class _Pair:
             self.first, self.second = self.windows
             self.a, self.b, self._compared = {}, {}, (0, 0)
 
-    def _count_compared(self, events: int, different: dict[str, int], unseen: int = 0) -> None:
+    def _count_compared(self, events: int, steps: int, different: dict[str, int], unseen: int = 0) -> None:
+        """Count events that both sides have, of which so many are steps: a reset has no action, reward or end to compare."""
         self.tally.events += events
         for name in FIELDS:
-            compared = 0 if name not in self.fields else events - unseen if name == "obs" else events
+            number = events if name == "kind" else events - unseen if name == "obs" else steps
+            compared = number if name in self.fields else 0
             self.tally.compared[name] = self.tally.compared.get(name, 0) + compared
             if name in different:
                 self.tally.different[name] = self.tally.different.get(name, 0) + different[name]
@@ -250,7 +259,12 @@ class _Pair:
             if name in unequal:
                 unequal[name] = unequal[name] & ~follows
         different = np.logical_or.reduce(list(unequal.values()))
-        self._count_compared(int((~follows | different).sum()), {name: int(mask.sum()) for name, mask in unequal.items()}, unseen)
+        counted = ~follows | different
+        # A reset on both sides of which one has an end, or a reward, counts too.
+        odd = [mask for name, mask in unequal.items() if name not in ("kind", "obs")]
+        step = np.logical_or.reduce([a["kind"] == STEP, b["kind"] == STEP, *odd])
+        differences = {name: int(mask.sum()) for name, mask in unequal.items()}
+        self._count_compared(int(counted.sum()), int((counted & step).sum()), differences, unseen)
         positions = np.flatnonzero(different)
         self._count += len(positions)
         for at in positions[: max(0, KEPT - len(self.kept))].tolist():
@@ -381,20 +395,18 @@ class _Pair:
     def _texts(self, name: str, i: int, j: int) -> tuple[str, str]:
         """What both sides have in a field; of a value with several parts, those that differ."""
         first, second = self._text(self.first, self.a, name, i), self._text(self.second, self.b, name, j)
-        if first and first == second:  # kept values have the shape of the space
-            return (_joined(first), "the same values in another shape")
-        if not (isinstance(first, list) and isinstance(second, list)):
-            return (_joined(first), _joined(second))
+        if isinstance(first, str) or isinstance(second, str) or len(first) != len(second):
+            return _joined(first), _joined(second)
+        differ = [at for at, (one, other) in enumerate(zip(first, second)) if _differ(one, other)]
+        if first and not differ:  # kept values have the shape of the space
+            return _joined(first), "the same values in another shape or number"
         paths = self.first_ledger.meta["leaves"]["obs" if name == "obs" else "act"]
-        if len(first) != len(second) or len(first) != len(paths) or len(first) < 2:
-            return (_joined(first), _joined(second))
-        parts = [
-            [".".join(map(str, path)) + f" {leaf}" for path, leaf, other in zip(paths, leaves, others) if leaf != other]
-            for leaves, others in ((first, second), (second, first))
-        ]
-        return (_joined(parts[0]), _joined(parts[1]))
+        labels = [".".join(map(str, path)) + " " for path in paths] if len(paths) == len(first) > 1 else [""] * len(first)
+        texts = [[labels[at] + text for text in _both(first[at], second[at])] for at in differ]
+        return ", ".join(one for one, _ in texts), ", ".join(other for _, other in texts)
 
-    def _text(self, stream: Stream, data: dict[str, npt.NDArray[Any]], name: str, i: int) -> str | list[str]:
+    def _text(self, stream: Stream, data: dict[str, npt.NDArray[Any]], name: str, i: int) -> str | list[Any]:
+        """What a side has in a field; of an observation or an action the kept value of each leaf."""
         value = data[name][i]
         if name == "kind":
             return "reset" if value == RESET else "step"
@@ -407,21 +419,45 @@ class _Pair:
         if value == int.from_bytes(MISSING, "big"):
             return "nothing"
         which = {"obs": "values_obs_", "action": "values_act_"}[name]
-        leaves = [column[i] for leaf, column in sorted(stream.values.items(), key=_leaf_order) if leaf.startswith(which)]
-        return [leaf if isinstance(leaf, str) else _in_one_line(leaf) for leaf in leaves]
+        return [column[i] for leaf, column in sorted(stream.values.items(), key=_leaf_order) if leaf.startswith(which)]
 
 
-def _joined(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else ", ".join(text)
+def _joined(text: str | list[Any]) -> str:
+    return text if isinstance(text, str) else ", ".join(map(_in_one_line, text))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two kept values of a leaf are not the same: texts, or arrays of one dtype and shape."""
+    return bool(one != other) if isinstance(one, str) else bool(_unequal(one, other).any())
+
+
+def _unequal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which elements differ in any bit, as their digests do."""
+    first, second = (np.ascontiguousarray(value).reshape(-1, 1).view(np.uint8) for value in (one, other))
+    unequal: npt.NDArray[np.bool_] = (first != second).any(axis=1).reshape(one.shape)
+    return unequal
+
+
+def _both(one: Any, other: Any) -> tuple[str, str]:
+    """Two kept values of a leaf as a report prints them; of a long array the elements that differ, and not its beginning and end."""
+    if isinstance(one, str) or one.size <= _LONG:
+        return _in_one_line(one), _in_one_line(other)
+    places = np.argwhere(_unequal(one, other)).tolist()
+    changes = [f"{place}: {one[tuple(place)]} -> {other[tuple(place)]}" for place in places[:_SHOWN]]
+    more = ["..."] if len(places) > _SHOWN else []
+    changed = f"{len(places):,} of {one.size:,} elements changed"
+    return f"an array of shape {one.shape}", f"one with {changed}: {', '.join(changes + more)}"
 
 
 def _events(number: int) -> str:
     return f"{number:,} event{'s' if number > 1 else ''}"
 
 
-def _in_one_line(value: npt.NDArray[Any]) -> str:
+def _in_one_line(value: Any) -> str:
     """The value with as many digits as tell it from its neighbours, so that the least difference shows."""
-    return " ".join(np.array2string(value, separator=", ", threshold=64, floatmode="unique").split())
+    if isinstance(value, str):
+        return value
+    return " ".join(np.array2string(value, separator=", ", threshold=_LONG, floatmode="unique").split())
 
 
 def _leaf_order(item: tuple[str, Any]) -> int:

@@ -220,7 +220,7 @@ def _is_meta(meta: Meta) -> bool:
         and all(_is_key(key) for key in keys)
         and len({tuple(key) for key in keys}) == len(keys)
         and len(meta.get("begins", keys)) == len(keys)
-        and all([type(part) for part in begin] == [int, int, int] and min(begin) >= -1 for begin in meta.get("begins", []))
+        and all(_is_begin(begin) for begin in meta.get("begins", []))
         and all(_is_layouts(values.get(which)) for which in ("obs", "act"))
         and all(_is_said_of_field(said, {*own, *columns}) for said in fields.values())
     )
@@ -247,6 +247,14 @@ def _is_stray(stray: Any) -> bool:
 
 def _is_key(key: Any) -> bool:
     return isinstance(key, list) and [type(part) for part in key] == [int, int, str, int]
+
+
+def _is_begin(begin: Any) -> bool:
+    """Whether these are numbers of events and of an episode and a step, the step -1 where no event came before."""
+    if not isinstance(begin, list) or [type(part) for part in begin] != [int, int, int]:
+        return False
+    events, episode, step = begin
+    return all(0 <= number < 1 << 62 for number in (events, episode, step + 1))  # columns are int64, and count on from here
 
 
 def _is_layouts(layouts: Any) -> bool:

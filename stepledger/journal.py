@@ -33,6 +33,10 @@ try:
     import fcntl
 except ImportError:  # Windows: two recorders of one name are told apart by the file alone
     fcntl = None  # type: ignore[assignment]
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["Block", "Journal", "Scan", "scan"]
 
@@ -76,6 +80,10 @@ class NameTakenError(LedgerError):
     """Somebody else records under this name at this moment."""
 
 
+class FewDescriptorsError(LedgerError):
+    """A journal would take what the run itself may need to open files."""
+
+
 class Journal:
     """An open journal. Every method may raise `OSError`; what was appended before stays readable.
 
@@ -85,6 +93,7 @@ class Journal:
 
     Raises:
         NameTakenError: The same name is being recorded by somebody else at this moment.
+        FewDescriptorsError: The process has few file descriptors left.
         OSError: The journal can't be made.
     """
 
@@ -93,6 +102,8 @@ class Journal:
         self.meta = meta
         self.dtype = event_dtype(meta["reward_dtype"], meta["columns"])
         self._journal = path.with_suffix(JOURNAL)
+        # The trainer's one ledger is worth more than those of the last of many environments.
+        _leave_descriptors(share=4 if meta["tap"] == "env" else 8)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._open()
         self._end = self._checksum = 0
@@ -210,6 +221,24 @@ class Journal:
         self._file.close()
 
 
+def _leave_descriptors(share: int) -> None:
+    """Refuse to take one of the last file descriptors, of which each open journal takes one, so that the run can still open files.
+
+    Raises:
+        FewDescriptorsError: Less than one of so many is free.
+    """
+    if resource is None:
+        return
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    lowest = os.open(os.devnull, os.O_RDONLY)  # those below it are taken
+    os.close(lowest)
+    if limit != resource.RLIM_INFINITY and lowest >= limit - limit // share:
+        raise FewDescriptorsError(
+            f"{lowest} of the {limit} files that this process may open are open, and the rest is left to the run: raise the limit "
+            "(ulimit -n), or put fewer environments into one process."
+        )
+
+
 #: What a file system without locks answers: two writers of one name are not noticed there.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -314,8 +343,12 @@ class _Records:
         self._mapped.touched(end - start)
         if checksum != int.from_bytes(self._data[end : end + 8], "little"):
             return None
+        try:
+            record = np.frombuffer(self._data[begin:end], dtype).reshape(shape)
+        except (ValueError, OverflowError):  # a shape that takes no bytes may still be none that an array can have
+            return None
         self.position = end + 8, checksum
-        return np.frombuffer(self._data[begin:end], dtype).reshape(shape)
+        return record
 
     @property
     def exhausted(self) -> bool:

@@ -13,10 +13,11 @@ from gymnasium import spaces
 
 from .digest import SpaceDigest
 from .errors import LedgerError
-from .format import TRANSITION, Meta, StreamKey
+from .format import JOURNAL, TRANSITION, Meta, StreamKey
+from .journal import is_locked
 from .ledger import peek_all
 from .recorder import BatchRecorder, describe, reward_bits
-from .recording import OnError, check_on_error
+from .recording import OnError, check_on_error, warn
 from .vector import ledger_path
 
 __all__ = ["LearnerLedger"]
@@ -36,7 +37,8 @@ class LearnerLedger:
         path: The file to write when it is closed (also by `flush`, and at interpreter exit), in the directory of the vector env's ledger.
         each_step_once: The loop promises to learn from every step exactly once, as an on-policy one does that learns from whole rollouts;
             otherwise it is only counted how often each was. Steps behind the last update are then differences too.
-        on_error: What happens when recording fails: ``"warn"`` once, mark the ledger, and let training go on; or ``"raise"``.
+        on_error: What happens when recording fails, or can't begin: ``"warn"`` once, mark the ledger if there is one, and let training go
+            on; or ``"raise"``.
 
     Raises:
         LedgerError: A setting is unknown, or the path names a directory.
@@ -47,6 +49,7 @@ class LearnerLedger:
         self._path = ledger_path(path).absolute()
         self._each_step_once, self._on_error = bool(each_step_once), on_error
         self._recorder: BatchRecorder | None = None
+        self._refused = False
 
     def transitions(self, obs: Any, actions: Any, rewards: Any, next_obs: Any, terminated: Any, truncated: Any) -> None:
         """Record a batch of transitions: one step of every environment, some of them, or a sample of a replay buffer.
@@ -54,17 +57,29 @@ class LearnerLedger:
         Arrays, torch tensors, or dicts and tuples of them as the space has it; n transitions along the first axis.
 
         Args:
-            obs: The observations that the steps began from.
+            obs: The observations that the steps began from, as the `LedgerVectorEnv` gave them: before wrappers outside of it, such as
+                ``NormalizeObservation``, changed them. Likewise rewards and next observations.
             actions: As they were sent to the environment, not as the policy gave them where they were clipped or scaled on the way.
             rewards: ``(n,)`` or ``(n, 1)``, any real dtype.
             next_obs: The observations that the steps gave: at an episode's end the final one.
-            terminated: ``(n,)`` or ``(n, 1)``, bool or 0 and 1.
-            truncated: Likewise.
+            terminated: ``(n,)`` or ``(n, 1)``, bool or 0 and 1: without time limits. The ``dones`` of a sample of Stable-Baselines3's
+                replay buffer, which CleanRL uses too, are that.
+            truncated: Likewise; `None`, at all calls, where it is not known, as in such a sample: then it is not compared, and the report
+                says so.
 
         Raises:
-            LedgerError: There is no ledger of a vector env to compare with; otherwise only with ``on_error="raise"``.
+            LedgerError: Only with ``on_error="raise"``: there is no ledger of a vector env to compare with, or recording failed.
         """
-        recorder = self._recorder or self._begin()
+        if self._refused:
+            return
+        try:
+            recorder = self._recorder or self._begin(truncated is not None)
+        except Exception as error:
+            if self._on_error == "raise":
+                raise
+            self._refused = True
+            warn(f"{self._path} is not recorded, training goes on: {error}")
+            return
         if not recorder.recording:
             recorder.used_after_close()
             return
@@ -73,7 +88,7 @@ class LearnerLedger:
         except BaseException as error:
             recorder.fail(error)
 
-    def _begin(self) -> BatchRecorder:
+    def _begin(self, has_truncated: bool) -> BatchRecorder:
         vector = _vector_ledger(self._path)
         digest = vector["digest"]
         self._observations = SpaceDigest(_space(vector["observation_space"]), digest)
@@ -90,6 +105,7 @@ class LearnerLedger:
             each_step="once" if self._each_step_once else "",
             replays=True,
             flags="both",
+            fields={} if has_truncated else {"truncated": {"skip": "not known to the training loop"}},
             run=vector.get("run", ""),
             taps=["vector", "learner"],
         )
@@ -98,6 +114,10 @@ class LearnerLedger:
 
     def _events(self, obs: Any, actions: Any, rewards: Any, next_obs: Any, terminated: Any, truncated: Any) -> npt.NDArray[Any]:
         assert self._recorder is not None
+        if (truncated is None) != bool(self._recorder.meta["fields"]):
+            raise LedgerError("truncated was passed in some calls only: pass it in all of them, or None in all.")
+        if truncated is None:
+            truncated = np.zeros(np.size(terminated), bool)
         flat = [np.asarray(column).reshape(-1) for column in (rewards, terminated, truncated)]
         columns = [np.frombuffer(b"".join(space.rows(batch)), ">u8") for space, batch in self._batches(obs, actions, next_obs)]
         n = len(flat[0])
@@ -140,15 +160,16 @@ def _vector_ledger(path: Path) -> Meta:
     Raises:
         LedgerError: There is none, or more than one that is being recorded.
     """
-    found = [ledger.meta for ledger in (peek_all(path.parent)[0] if path.parent.is_dir() else []) if ledger.meta["tap"] == "vector"]
-    open_ = [meta for meta in found if not meta["closed"]]
-    if len(open_) > 1:
-        raise LedgerError(f"{path.parent} holds ledgers of {len(open_)} vector envs: give each training loop a directory of its own.")
+    found = [ledger for ledger in (peek_all(path.parent)[0] if path.parent.is_dir() else []) if ledger.meta["tap"] == "vector"]
+    # A journal that nobody holds is of a run that was killed.
+    living = [ledger for ledger in found if not ledger.meta["closed"] and is_locked(ledger.path.with_suffix(JOURNAL))]
+    if len(living) > 1:
+        raise LedgerError(f"{path.parent} holds ledgers of {len(living)} vector envs: give each training loop a directory of its own.")
     if not found:
         raise LedgerError(
             f"{path.parent} holds no ledger of a vector env: put LedgerVectorEnv around it, with a path in there, and reset it first."
         )
-    return (open_ or [max(found, key=lambda meta: float(meta["created"]))])[0]
+    return max(living or found, key=lambda ledger: float(ledger.meta["created"])).meta
 
 
 def _space(description: dict[str, Any]) -> gymnasium.Space[Any]:

@@ -417,7 +417,7 @@ def find(directory: Path) -> list[Path]:
 
     names = set()
     for parent, directories, files in os.walk(directory, onerror=refuse):
-        directories[:] = [name for name in directories if not name.startswith(".") and not _SET_ASIDE.search(name)]
+        directories[:] = [name for name in directories if not name.startswith(".") and not _ASIDE.fullmatch(name)]
         paths = [Path(parent, name) for name in files if name.endswith((SEALED, JOURNAL))]
         names |= {
             path.with_suffix(SEALED)
@@ -428,8 +428,8 @@ def find(directory: Path) -> list[Path]:
     return sorted(names, key=_natural)
 
 
-#: `Path.stem` of ``env-0.old1.npz``, or a directory's name.
-_SET_ASIDE = re.compile(r"(^|\.)old\d+$")
+#: `Path.stem` of ``env-0.old1.npz``, and the name of a directory of such: a file ``old1.npz`` is somebody's own name.
+_SET_ASIDE, _ASIDE = re.compile(r"\.old\d+$"), re.compile(r"old\d+")
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from .errors import LedgerError
 from .format import JOURNAL, Meta
-from .journal import Block, Journal, NameTakenError, free_name, scan
+from .journal import Block, FewDescriptorsError, Journal, NameTakenError, free_name, scan
 from .sealed import mark_sealed
 
 __all__ = ["OnError", "Recording", "check_on_error", "warn"]
@@ -138,6 +138,7 @@ class Recording:
             while self._journal is None:
                 with contextlib.suppress(NameTakenError):  # by a third one, between the two calls
                     self._journal = Journal(free_name(path, "conflict"), self._meta)
+            self.path = self._journal.path  # the other one is somebody else's
         self._pid = os.getpid()
         self._written = time.monotonic()
         _alive.add(self)
@@ -248,8 +249,16 @@ class Recording:
                 journal.close()
         self._journal = None
         self._discard()
-        if not self._raise and isinstance(error, Exception):
-            warn(f"recording to {self.path} stopped, training goes on: {reason}")
+        if not self._raise and isinstance(error, Exception) and not self._told(error):
+            warn(f"recording{'' if self.path is None else f' to {self.path}'} stopped, training goes on: {reason}")
+
+    def _told(self, error: Exception) -> bool:
+        """Whether it was told of the other environments in this process that files can't be opened for them."""
+        if not isinstance(error, FewDescriptorsError) or self.path is None:
+            return False
+        told = self.path.parent in _few_descriptors
+        _few_descriptors.add(self.path.parent)
+        return told
 
     def used_after_close(self) -> None:
         """If the environment was closed and goes on: once, say so, and mark the ledger as one that has no end."""
@@ -304,6 +313,9 @@ def warn(message: str) -> None:
     except RuntimeWarning:  # warnings are errors here, and recording must not end the run
         logger.warning("%s", message)
 
+
+#: Directories of which it was said that not all ledgers can be opened.
+_few_descriptors: set[Path] = set()
 
 #: Recorders with an open journal, for those whose environment is never closed.
 _alive: weakref.WeakSet[Recording] = weakref.WeakSet()

@@ -22,7 +22,7 @@ class Difference:
 
     Attributes:
         hop: The hop's name, ``"env -> vector"``.
-        env: Position of the environment in its vector env.
+        env: Position of the environment in its vector env; -1, like episode and step, for a learned transition that nobody sampled.
         episode: Counted from 0 at the first reset, on the side of the hop that is nearer to the environment.
         step: 0 is the reset, k the k-th step of the episode.
         fields: Which differ: of ``kind`` (one side has a reset where the other has a step), ``action``, ``obs``, ``reward``,
@@ -69,7 +69,10 @@ class FieldResult:
 
 @dataclass(frozen=True)
 class StreamResult:
-    """How many differences the stream of one environment has; `Comparison.differences` holds the first of them."""
+    """How many differences the stream of one environment has; `Comparison.differences` holds the first of them.
+
+    Those of learned transitions that nobody sampled are together under the env -1.
+    """
 
     runner: int
     env: int
@@ -90,10 +93,10 @@ class Hop:
         fields: By name.
         unknown: What could not be told because a ledger has an open end, a sentence each.
         notes: What is no difference but worth knowing, a sentence each.
-        unpaired: Streams that only one side has, a sentence each; they were not compared.
+        unpaired: Streams that only one side has, and sides that hold nothing of the same, a sentence each; they were not compared.
         coverage: Into the learner: how many steps were ``sampled``, ``learned_once``, ``learned_more_than_once`` and ``never_learned``.
         never_learned: Why steps were never learned from, where it is known: reason -> number of steps.
-        different_streams: Those with a difference.
+        different_streams: Those with a difference, and what is of no known stream.
         lost: Number of events that never reached the second side.
         extra: Number of events that the first side never gave.
         dropped: Number of events that were compared while the run went on, and are not in the ledgers any more.
@@ -208,7 +211,8 @@ class Tally:
         """Count differences of a stream; those of all incarnations of its runner together."""
         self.differences += differences
         if differences:
-            self.different_keys.add(key)
+            if key.env >= 0:
+                self.different_keys.add(key)
             which = (key.runner, key.env, key.agent)
             self.by_stream[which] = self.by_stream.get(which, 0) + differences
 

@@ -45,6 +45,11 @@ def _with_identity(stream: Stream) -> Columns:
     return data
 
 
+def _skipped(meta: Meta) -> list[str]:
+    """The fields that the learner's ledger says can't be compared."""
+    return [name for name, said in meta.get("fields", {}).items() if "skip" in said]
+
+
 def _stray_after(kind: npt.NDArray[np.uint8], by: Ints, at: Ints) -> Ints:
     """The number of the stray call that came behind each step, behind the reset that belongs to it, or 0."""
     last = len(kind) - 1
@@ -187,10 +192,11 @@ class Sampled:
         # as it should be over so many steps. Observations may repeat, so that a part of it leads to many steps.
         known = np.flatnonzero(own["obs_known"])
         timed = ["t"] if (learned["t"] >= 0).any() else []  # a loop of one's own doesn't say
+        fields = [*FIELDS, *timed] if timed else [field for field in FIELDS if field not in _skipped(meta)]
         for n in np.unique(learned["n"][at < 0]):
             rows = np.flatnonzero((at < 0) & (learned["n"] == n))
             expected, found = self.sides(known, {field: column[rows] for field, column in learned.items()}, meta, int(n))
-            own_keys, keys = (mixed(*(side[field] for field in (*FIELDS, *timed))) for side in (expected, found))
+            own_keys, keys = (mixed(*(side[field] for field in fields)) for side in (expected, found))
             hits = _Index(own_keys).find(keys) if timed else _Index(own_keys).spread(keys)
             at[rows[hits >= 0]] = known[hits[hits >= 0]]
         # If one part was changed, the others lead to its step, and the comparison names the part; not where that step may be lost with an
@@ -277,7 +283,7 @@ class Sampled:
     def unequal(self, at: Ints, learned: Columns, meta: Meta) -> dict[str, npt.NDArray[np.bool_]]:
         """For each field, where learned transitions differ from the sampled ones that begin in these rows."""
         expected, found = self.sides(at, learned, meta, learned["n"])
-        skipped = [name for name, said in meta.get("fields", {}).items() if "skip" in said]
+        skipped = _skipped(meta)
         unequal = {field: found[field] != expected[field] for field in (*FIELDS, EPISODE_START) if field in found and field not in skipped}
         for field in ("obs", EPISODE_START):
             if field in unequal:

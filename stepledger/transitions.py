@@ -52,6 +52,7 @@ class TransitionHop:
         self._longest = 1
         self._untold = 0  # steps of which a learner's ledger without an end doesn't tell whether they were learned from
         self._open_coverage: dict[str, int] = {}
+        self._unpaired = ""
 
     def add(self, firsts: Sequence[Ledger], seconds: Sequence[Ledger]) -> None:
         """Take further events of the samplers and further transitions of the learners.
@@ -91,6 +92,12 @@ class TransitionHop:
             check_settings(windows[0].ledger, learner)
         meta, sampled = learners[0].meta, Sampled(windows)
         learned = concatenate(self._learned)
+        if end and not self._tally.events and _from_elsewhere(learned, sampled):
+            what = f"none of the {len(learned['t']):,} learned transitions has an observation that the vector env gave"
+            self._unpaired = f"{what}: pass observations as they came, before wrappers outside the ledger changed them"
+            self._tally.coverage = {}
+            counter.add(len(sampled))
+            return
         at = sampled.find(learned, meta)
         found, foreign = np.flatnonzero(at >= 0), np.flatnonzero(at < 0)
         if len(found):
@@ -173,13 +180,21 @@ class TransitionHop:
 
     def result(self) -> tuple[Hop, list[Difference]]:
         """What was found so far; steps that may still be learned from are counted as they are now."""
-        hop = self._tally.hop((), self._notes)
+        hop = self._tally.hop((self._unpaired,) if self._unpaired else (), self._notes)
         told = dict.fromkeys(note for ledger in self._learners.values() for note in ledger.meta.get("notes", []))
         hop = replace(hop, notes=(*hop.notes, *told, *self._crossings.notes(self._strays())))
         if self._tally.dropped:  # how often what is left was learned from can't be told any more
             return replace(hop, coverage={}, never_learned={}), self._differences.kept
         coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}
         return replace(hop, coverage=coverage), self._differences.kept
+
+
+def _from_elsewhere(learned: Columns, sampled: Sampled) -> bool:
+    """Whether a loop of one's own recorded what wrappers around the vector env made of its observations, and nothing else."""
+    if not len(learned["t"]) or (learned["t"] >= 0).any() or any(window.ledger.open_end for window in sampled.windows):
+        return False
+    given = np.concatenate([window.stream.data["h_obs"] for window in sampled.windows])
+    return not any(np.isin(learned[field], given).any() for field in ("obs", "next_obs"))
 
 
 def _coverage(times: Ints) -> dict[str, int]:

@@ -13,17 +13,21 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
 from .format import Place, StreamKey
 from .recorder import ABSENT, RESET_FLAG, Recorder, describe
-from .recording import OnError
+from .recording import OnError, warn
 
 __all__ = ["LedgerVectorEnv"]
 
-NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+_MODES = NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+
+#: Errors of steps that a ledger tells of.
+_NOTES = 20
 
 
 class RowRecorder:
@@ -64,6 +68,16 @@ class RowRecorder:
                 self._sent_values = _copies(self._actions.batch_values(actions))
         except BaseException as error:
             recorder.fail(error)
+
+    def raised(self, error: BaseException) -> None:
+        """A step raised: what the environments gave in it is lost, and the report says why."""
+        notes = self.recorder.final.setdefault("notes", list(self.recorder.meta.get("notes", [])))
+        what = type(error).__name__
+        with contextlib.suppress(Exception):  # it may have no text, and the run is to see this error and no other
+            what = " ".join(f"{what}: {error}".split())[:200]
+        note = f"a step of the vector env raised {what}; what environments gave in that step did not come back"
+        if note not in notes and len(notes) < _NOTES:
+            notes.append(note)
 
     def receive(self, result: Any, unpacked: Callable[[Any], Result]) -> None:
         """Record a step of every environment.
@@ -171,8 +185,8 @@ class LedgerVectorEnv(VectorWrapper):
             and events are kept in memory until then.
         tap: ``"env"`` where this is the environments' own side: around a vector env that steps all of them itself, inside whatever
             stands between it and another `LedgerVectorEnv`.
-        autoreset_mode: Only for a vector env that doesn't state its mode in ``metadata["autoreset_mode"]``: ``"NextStep"``,
-            ``"SameStep"`` or ``"Disabled"``.
+        autoreset_mode: For a vector env that doesn't state its mode in ``metadata["autoreset_mode"]``: ``"NextStep"``, ``"SameStep"`` or
+            ``"Disabled"``. One that contradicts what the vector env states is refused.
         reward_dtype: As in `LedgerEnv`, and the same on both sides; likewise the others.
 
     Raises:
@@ -198,12 +212,13 @@ class LedgerVectorEnv(VectorWrapper):
             )
         self._place: Place | None = None
         self._tap = tap
-        self._mode = _autoreset_mode(vector_env, autoreset_mode)
+        # Without a path this is RLlib's extension, which says what RLlib relies on, whatever the vector env states.
+        self._mode = _autoreset_mode(vector_env, autoreset_mode, may_contradict=path is None)
         observations = SpaceDigest(vector_env.single_observation_space, digest)
         actions = SpaceDigest(vector_env.single_action_space, digest)
         run = uuid.uuid4().hex
         places = [Place(None, StreamKey(env=env), run) for env in range(vector_env.num_envs)]
-        reached = path is not None and _tell_places(vector_env, places)
+        reached = path is not None and _tell_places(vector_env, places, again=True)
         meta = describe(
             tap,
             observations,
@@ -218,6 +233,7 @@ class LedgerVectorEnv(VectorWrapper):
         recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
         if reached:
             recorder.stop_workers = functools.partial(vector_env.unwrapped.call, "stop_recording")
+        self._unpacked = _unpacker(vector_env.single_observation_space)
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
         super().__init__(vector_env)  # last: the remains of a wrapper that refused must not close the vector env when they are collected
 
@@ -246,8 +262,12 @@ class LedgerVectorEnv(VectorWrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the environments and record it."""
         self._rows.send(actions)
-        result = self.env.step(actions)
-        self._rows.receive(result, _unpacked)
+        try:
+            result = self.env.step(actions)
+        except BaseException as error:
+            self._rows.raised(error)
+            raise
+        self._rows.receive(result, self._unpacked)
         return result
 
     def flush(self) -> None:
@@ -287,8 +307,12 @@ class LedgerVectorEnv(VectorWrapper):
         self.env.step_async(actions)  # type: ignore[attr-defined]
 
     def _step_wait(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
-        self._rows.receive(result, _unpacked)
+        try:
+            result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
+        except BaseException as error:
+            self._rows.raised(error)
+            raise
+        self._rows.receive(result, self._unpacked)
         return result
 
     def _reset_async(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
@@ -302,16 +326,31 @@ class LedgerVectorEnv(VectorWrapper):
         return result
 
 
-def _unpacked(result: Any) -> Result:
-    observations, rewards, terminated, truncated, infos = result
+def _unpacker(space: gymnasium.Space[Any]) -> Callable[[Any], Result]:
+    """Takes the result of a step apart; the space is that of one observation."""
 
-    def final(env: int) -> Any:
-        given, mask = infos.get("final_obs"), infos.get("_final_obs")
-        if given is None or given[env] is None or (mask is not None and not mask[env]):
-            return MISSING_OBSERVATION
-        return given[env]
+    def unpacked(result: Any) -> Result:
+        observations, rewards, terminated, truncated, infos = result
 
-    return observations, rewards, terminated, truncated, final
+        def final(env: int) -> Any:
+            given, mask = infos.get("final_obs"), infos.get("_final_obs")
+            if given is None or (mask is not None and not mask[env]):
+                return MISSING_OBSERVATION
+            one = _at(space, given, env)
+            return MISSING_OBSERVATION if one is None else one
+
+        return observations, rewards, terminated, truncated, final
+
+    return unpacked
+
+
+def _at(space: gymnasium.Space[Any], batch: Any, env: int) -> Any:
+    """One of a batch of values: Gymnasium gives an array of them, others a batch as that of observations, leaf by leaf."""
+    if isinstance(space, spaces.Dict) and isinstance(batch, Mapping):
+        return {key: _at(part, batch[key], env) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(batch, tuple):
+        return tuple(_at(part, values, env) for part, values in zip(space.spaces, batch, strict=True))
+    return batch[env]
 
 
 _ASYNCHRONOUS: dict[str, Any] = {
@@ -328,12 +367,20 @@ def _reset_mask(options: dict[str, Any] | None) -> npt.NDArray[np.bool_] | None:
     return None if mask is None else np.array(mask, bool)
 
 
-def _autoreset_mode(vector_env: VectorEnv[Any, Any, Any], given: str | None) -> str:
+def _autoreset_mode(vector_env: VectorEnv[Any, Any, Any], given: str | None, may_contradict: bool) -> str:
     stated = (vector_env.metadata or {}).get("autoreset_mode")
     if stated is None and given is None and not hasattr(gymnasium.vector, "AutoresetMode"):
         return NEXT_STEP  # Gymnasium 1.0 has no other
-    mode = str(getattr(stated if stated is not None else given, "value", stated if stated is not None else given))
-    if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
+    named, said = (str(getattr(mode, "value", mode)) for mode in (stated, given))
+    if given is not None and said not in _MODES:
+        raise LedgerError(f"autoreset_mode={given!r} is unknown: use 'NextStep', 'SameStep' or 'Disabled'.")
+    mode = said if stated is None else named
+    if given is not None and mode != said and mode in _MODES and not may_contradict:
+        raise LedgerError(
+            f"autoreset_mode={given!r} contradicts the vector env {vector_env}, which has the autoreset mode {mode!r}: leave it out, or "
+            "state the right one in the vector env's metadata['autoreset_mode']."
+        )
+    if mode not in _MODES:
         raise LedgerError(
             f"the vector env {vector_env} has the autoreset mode {mode!r}: state 'NextStep', 'SameStep' or 'Disabled' in its "
             "metadata['autoreset_mode'], or pass autoreset_mode= to the ledger."
@@ -356,8 +403,14 @@ def ledger_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
-def _tell_places(vector_env: Any, places: list[Place]) -> bool:
-    """Tell the `LedgerEnv`s in a vector env where they write; whether they could be reached (not behind a client of one's own)."""
+def _tell_places(vector_env: Any, places: list[Place], again: bool = False) -> bool:
+    """Tell the `LedgerEnv`s in a vector env where they write; whether they could be reached (not behind a client of one's own).
+
+    Args:
+        vector_env: The vector env.
+        places: For each environment.
+        again: Those that have recorded already begin another ledger: the trainer's side has nothing of what came before.
+    """
     base = vector_env.unwrapped  # a VectorWrapper doesn't pass these calls on
     try:
         # Asking first: setting the attribute on an environment without a ledger would leave it there.
@@ -365,5 +418,11 @@ def _tell_places(vector_env: Any, places: list[Place]) -> bool:
             return False
     except (AttributeError, NotImplementedError):
         return False
+    if again and any(base.call("has_recorded")):
+        warn(
+            "LedgerVectorEnv was put around environments that have recorded already; what they recorded before is set aside (*.old1.npz) "
+            "and not compared: put it around the vector env before its first reset."
+        )
+        base.call("begin_again")
     base.set_attr("ledger_place", places)
     return True

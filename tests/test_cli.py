@@ -337,3 +337,12 @@ def test_what_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert compare(tmp_path).exit_status == 0
     assert "is no file" in assert_refused(capsys, "info", tmp_path / "pipe.npz")
     assert "is no file" in assert_refused(capsys, "info", "/dev/zero")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a directory that is in use can't be removed")
+def test_an_error_that_nobody_expected_is_one_sentence_and_not_the_status_of_a_difference(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    command = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {sys.executable} -m stepledger compare . trainer.npz"
+    process = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment(), timeout=60)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert re.fullmatch(r"stepledger: this failed .*FileNotFoundError: .*, in compare\.py:\d+\): please report .*\.\n", process.stderr)

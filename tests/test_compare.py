@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import Walk, assert_equal, drive, rewrite, run_walks, vector_of, walk, walks
+from common import MODES, Walk, assert_equal, drive, rewrite, run_walks, vector_of, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
@@ -53,6 +54,10 @@ def edit(path: Path, env: int, change: Callable[[dict[str, np.ndarray]], Any]) -
 
 def rows(part: dict[str, np.ndarray], order: Any) -> dict[str, np.ndarray]:
     return {name: column[order] for name, column in part.items()}
+
+
+def steps_in(path: Path) -> int:
+    return sum(int((stream.data["kind"] == 1).sum()) for stream in read(path).streams.values())
 
 
 def steps_of(part: dict[str, np.ndarray]) -> np.ndarray:
@@ -97,7 +102,7 @@ def test_one_value_that_differs_is_one_difference_at_its_place(run: Path, record
     assert (hop.name, hop.streams, hop.streams_different, hop.differences) == ("env -> vector", 3, 1, 1)
     assert hop.events == read(run / "trainer.npz").events
     for name, result in hop.fields.items():
-        assert result.compared == hop.events
+        assert result.compared == (hop.events if name in ("kind", "obs") else steps_in(run / "trainer.npz"))
         assert (result.status, result.differences) == (("different", 1) if name == field else ("equal", 0))
 
 
@@ -358,6 +363,32 @@ def test_sides_with_no_event_and_no_stream_in_common_are_an_error(tmp_path: Path
         compare(tmp_path)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_only_steps_have_is_compared_in_steps_alone(tmp_path: Path, mode: str, fault: bool) -> None:
+    envs = walks(tmp_path, n=2, mode=mode)
+    envs.reset(seed=0)
+    envs.close()
+    if fault:
+        edit(tmp_path / "trainer.npz", 0, lambda part: part["h_obs"].__setitem__(0, 1))
+    comparison = compare(tmp_path)
+    fields = comparison.hops[0].fields
+    assert {name: (one.status, one.compared) for name, one in fields.items()} == {
+        "kind": ("equal", 2),
+        "obs": ("different" if fault else "equal", 2),
+        **dict.fromkeys(("action", "reward", "terminated", "truncated"), ("not compared", 0)),
+    }
+    assert "not compared: action" in str(comparison)
+    assert comparison.exit_status == fault
+
+
+def test_an_end_at_a_reset_is_compared(run: Path) -> None:
+    edit(run / "trainer.npz", 0, lambda part: part["terminated"].__setitem__(0, True))
+    comparison = compare(run)
+    assert comparison.differences[0].fields == ("terminated",)
+    assert comparison.hops[0].fields["terminated"].compared == steps_in(run / "trainer.npz") + 1
+
+
 def test_nothing_compared_is_never_equal(tmp_path: Path) -> None:
     run_walks(tmp_path, steps=3, n=1)
     for name in ("env-0.npz", "trainer.npz"):
@@ -561,6 +592,58 @@ def test_a_large_value_takes_one_line_of_a_report(tmp_path: Path) -> None:
     comparison = compare(tmp_path)
     assert comparison.hops[0].differences == 1
     assert len(str(comparison).splitlines()) == 3
+
+
+@pytest.mark.parametrize(("dtype", "given", "received"), [(np.uint8, "0", "9"), (np.float32, "0.0", "9.0")])
+@pytest.mark.parametrize("where", ["obs", "action"])
+def test_of_a_long_array_a_report_shows_the_elements_that_differ(tmp_path: Path, dtype: Any, given: str, received: str, where: str) -> None:
+    space = spaces.Box(0, 255, (84, 84, 3), dtype)
+
+    class Still(Walk):
+        def _observation(self) -> Any:
+            return np.zeros((84, 84, 3), dtype)
+
+    class Changes(SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            actions = actions.copy()
+            actions[0, 40, 40:] = 9 if where == "action" else 0
+            observations, *rest = super().step(actions)
+            observations = observations.copy()
+            observations[0, 40, 40:] = 9 if where == "obs" else 0
+            return (observations, *rest)
+
+    make = functools.partial(LedgerEnv, Still((9,), observation_space=space, action_space=space), tmp_path, keep_values=True)
+    envs = LedgerVectorEnv(Changes([make]), tmp_path / "trainer.npz", keep_values=True)
+    envs.reset(seed=0)
+    envs.step(np.zeros((1, 84, 84, 3), dtype))
+    envs.close()
+    (difference,) = compare(tmp_path).differences
+    assert difference.first[where] == "an array of shape (84, 84, 3)"
+    if where == "action":
+        given, received = received, given
+    changes = ", ".join(f"[40, {at // 3}, {at % 3}]: {given} -> {received}" for at in range(120, 124))
+    assert difference.second[where] == f"one with 132 of 21,168 elements changed: {changes}, ..."
+    assert "env gave an array of shape (84, 84, 3), trainer received one with 132 of 21,168 elements changed: " in str(compare(tmp_path))
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, np.nan), (np.uint8, 3)])
+def test_only_equal_values_are_said_to_be_the_same_in_another_shape(tmp_path: Path, dtype: Any, value: Any) -> None:
+    class Flat(gym.ObservationWrapper):
+        def observation(self, observation: Any) -> Any:
+            return np.full(100, value, dtype)
+
+    class Column(gym.ObservationWrapper):
+        def observation(self, observation: Any) -> Any:
+            return observation.reshape(100, 1)
+
+    space = spaces.Box(0, 255, (100,), dtype)
+    env = LedgerEnv(Flat(Walk(observation_space=space)), tmp_path, 0, keep_values=True)
+    trainer = LedgerEnv(Column(env), tmp_path / "trainer", 0, keep_values=True)
+    trainer.reset()
+    trainer.close()
+    rewrite(tmp_path / "trainer" / "env-0.npz", tap="vector")
+    comparison = compare(tmp_path / "env-0.npz", tmp_path / "trainer" / "env-0.npz")
+    assert comparison.differences[0].second["obs"] == "the same values in another shape or number"
 
 
 def test_without_values_a_report_says_only_that_they_differ(run: Path) -> None:

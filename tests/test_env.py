@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +187,20 @@ def test_an_index_of_numpy_is_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["reset", "step"])
-def test_without_a_position_it_says_how_to_give_one(tmp_path: Path, first: str) -> None:
-    env = LedgerEnv(Walk(), tmp_path)
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_without_a_position_it_says_how_to_give_one(tmp_path: Path, first: str, on_error: Any) -> None:
+    env = LedgerEnv(Walk(), tmp_path, on_error=on_error)
     if first == "step":
         env.unwrapped.reset()
-    with pytest.raises(LedgerError, match=r"does not know its position: pass index=, or put LedgerVectorEnv .* around"):
+    warns = pytest.raises(LedgerError) if on_error == "raise" else pytest.warns(RuntimeWarning)
+    with warns as caught:
         env.reset() if first == "reset" else env.step(0)
+    message = str(caught.value) if on_error == "raise" else str(caught[0].message)
+    assert re.search(r"does not know its position: pass index=, or put LedgerVectorEnv .* around", message)
+    if on_error == "warn":
+        assert message.startswith("stepledger: recording stopped, training goes on: ")
+        assert len(caught) == 1
+        assert len(drive_one(env, 30)) > 30  # the run goes on
     env.close()
     assert not list(tmp_path.iterdir())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import gc
+import io
 import itertools
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from common import drive, drive_one, walk, walks
 from gymnasium import spaces
 from hypothesis import given, settings
@@ -155,6 +157,20 @@ def test_what_follows_the_last_block_is_left_out(tmp_path: Path, tail: bytes) ->
     found = scan(tmp_path / "a.journal")
     assert_same_blocks(found.blocks, blocks)
     assert not found.whole
+
+
+@pytest.mark.parametrize("shape", [(0, 10**23), (0, 1 << 63), (0,) * 66, (0, 0)])
+def test_a_record_of_a_shape_that_no_array_has_ends_the_journal(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    journal, blocks, _ = write(tmp_path / "a.npz", [4, 4])
+    journal.close()
+    record = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(journal.dtype)
+    np.lib.format.write_array_header_1_0(record, {"descr": descr, "fortran_order": False, "shape": shape})
+    before = int.from_bytes((tmp_path / "a.journal").read_bytes()[-8:], "little")
+    record.write(xxhash.xxh3_64_intdigest(record.getbuffer(), before).to_bytes(8, "little"))
+    with open(tmp_path / "a.journal", "ab") as file:
+        file.write(record.getbuffer())
+    assert_same_blocks(scan(tmp_path / "a.journal").blocks, blocks)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"text", b"\x93NUMPY" + bytes(200), bytes(range(256)) * 100])

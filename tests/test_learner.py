@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import MODES, VECTORS, Walk, assert_equal, vector_of
+from common import MODES, VECTORS, Walk, assert_equal, run_python, vector_of
 from gymnasium import spaces
+from gymnasium.wrappers.vector import NormalizeObservation
 
 from stepledger import Comparison, LearnerLedger, LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
 
@@ -179,10 +181,73 @@ def test_torch_tensors_are_taken(tmp_path: Path) -> None:
     assert_equal(compared(tmp_path, envs, ledger))
 
 
-def test_without_a_vector_env_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_vector_env_it_says_what_to_do_and_training_goes_on(tmp_path: Path) -> None:
     ledger = LearnerLedger(tmp_path / "learner.npz")
+    with pytest.warns(RuntimeWarning, match="holds no ledger of a vector env: put LedgerVectorEnv around it") as caught:
+        [ledger.transitions([], [], [], [], [], []) for _ in range(3)]
+    assert len(caught) == 1
+    ledger.close()
     with pytest.raises(LedgerError, match="holds no ledger of a vector env: put LedgerVectorEnv around it"):
-        ledger.transitions([], [], [], [], [], [])
+        LearnerLedger(tmp_path / "learner.npz", on_error="raise").transitions([], [], [], [], [], [])
+
+
+def killed_run(directory: Path, name: str) -> None:
+    """What a process leaves that was killed while a vector env of another space was recorded."""
+    code = """
+import os, sys
+import re
+from pathlib import Path
+from common import Walk, vector_of
+from gymnasium import spaces
+from gymnasium.wrappers.vector import NormalizeObservation
+from stepledger import LedgerVectorEnv
+envs = LedgerVectorEnv(vector_of([lambda: Walk(observation_space=spaces.Discrete(3))]), Path(sys.argv[1]))
+envs.reset()
+os._exit(9)
+"""
+    assert run_python(code, directory / name, check=False).returncode == 9
+
+
+@pytest.mark.parametrize("name", ["a.npz", "z.npz"])
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_a_killed_run_left_is_no_vector_env_of_this_one(tmp_path: Path, name: str, flushed: bool) -> None:
+    killed_run(tmp_path, name)
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz", on_error="raise")
+    envs.reset(seed=0)
+    if flushed:
+        envs.flush()
+    loop(envs, ledger)
+    (tmp_path / name).with_suffix(".journal").unlink()
+    assert_equal(compared(tmp_path, envs, ledger))
+
+
+def test_after_all_vector_envs_have_ended_the_last_one_is_meant(tmp_path: Path) -> None:
+    killed_run(tmp_path, "z.npz")
+    envs = envs_of(tmp_path)
+    rows: list[Any] = []
+
+    class Keep:
+        def transitions(self, *row: Any) -> None:
+            rows.append(row)
+
+    loop(envs, Keep())  # type: ignore[arg-type]
+    envs.close()
+    ledger = LearnerLedger(tmp_path / "learner.npz", on_error="raise")
+    for row in rows:
+        ledger.transitions(*row)
+    ledger.close()
+    (tmp_path / "z.journal").unlink()
+    assert_equal(compare(tmp_path))
+
+
+def test_of_two_vector_envs_that_are_recorded_now_it_is_not_guessed_which_is_meant(tmp_path: Path) -> None:
+    envs, other = envs_of(tmp_path), LedgerVectorEnv(vector_of([Walk]), tmp_path / "other.npz")
+    other.reset()
+    with pytest.warns(RuntimeWarning, match="holds ledgers of 2 vector envs: give each training loop a directory of its own"):
+        loop(envs, LearnerLedger(tmp_path / "learner.npz"))
+    other.close()
+    envs.close()
+    assert not (tmp_path / "learner.npz").exists()
 
 
 def test_a_directory_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
@@ -197,3 +262,64 @@ def test_batches_of_different_lengths_end_the_recording_and_not_the_run(tmp_path
     with pytest.warns(RuntimeWarning, match="pass batches of one length"):
         loop(envs, ledger, change=lambda *row: [row[0][:1], *row[1:]], reset_rows=True)
     assert compared(tmp_path, envs, ledger).exit_status != 0
+
+
+def test_a_transition_that_nobody_sampled_is_of_no_env(tmp_path: Path) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    loop(envs, ledger)
+    strange = np.full((2, 3), 7, np.float32)
+    ledger.transitions(strange, [0, 1], [0.0, 0.0], strange, [False, True], [False, False])
+    comparison = compared(tmp_path, envs, ledger)
+    assert {(one.env, one.episode, one.step) for one in comparison.differences} == {(-1, -1, -1)}
+    assert comparison.hops[0].streams_different == 0
+    first, *_, last = str(comparison).splitlines()
+    assert first == "a learned transition (env unknown): the event should not be there: it was never sampled, and 1 more of unknown envs"
+    assert last == "0 of 3 envs differ between vector -> learner (2 differences, 2 of unknown envs)"
+
+
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("env_side", [True, False])
+def test_observations_of_a_wrapper_outside_the_ledger_are_said_to_be_that(tmp_path: Path, once: bool, env_side: bool) -> None:
+    envs, ledger = envs_of(tmp_path, env_side=env_side), LearnerLedger(tmp_path / "learner.npz", each_step_once=once)
+    loop(NormalizeObservation(envs), ledger)
+    envs.close()
+    ledger.close()
+    sentence = r"none of the \d+ learned transitions has an observation that the vector env gave: pass observations as they came"
+    if env_side:
+        comparison = compare(tmp_path)
+        assert (comparison.exit_status, comparison.differences) == (2, ())
+        assert re.search(f"not compared: {sentence}", str(comparison))
+    else:
+        with pytest.raises(LedgerError, match=sentence):
+            compare(tmp_path)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+def test_a_loop_that_does_not_know_truncated_is_compared_without_it(tmp_path: Path, fault: bool, same: bool) -> None:
+    if same:
+        envs = LedgerVectorEnv(vector_of([lambda: gym.wrappers.TimeLimit(Same(), 3)] * 3), tmp_path / "vector.npz")
+    else:
+        envs = envs_of(tmp_path)
+    ledger = LearnerLedger(tmp_path / "learner.npz", each_step_once=True)
+
+    class Dones:
+        def transitions(self, obs: Any, actions: Any, rewards: Any, following: Any, terminated: Any, truncated: Any) -> None:
+            dones = terminated | truncated if fault else terminated
+            ledger.transitions(obs, actions, rewards, following, dones.astype(np.float32)[:, None], None)
+
+    loop(envs, Dones())  # type: ignore[arg-type]
+    comparison = compared(tmp_path, envs, ledger)
+    truncated = comparison.hops[0].fields["truncated"]
+    assert (truncated.status, truncated.note) == ("not compared", "not known to the training loop")
+    assert "not compared: truncated" in str(comparison)
+    assert comparison.exit_status == fault
+    if not same:
+        assert {one.fields for one in comparison.differences} == ({("terminated",)} if fault else set())
+
+
+def test_truncated_in_some_calls_only_ends_the_recording_and_not_the_run(tmp_path: Path) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    with pytest.warns(RuntimeWarning, match="truncated was passed in some calls only: pass it in all of them, or None in all"):
+        loop(envs, ledger, change=lambda *row: [*row[:5], None])
+    assert compared(tmp_path, envs, ledger).exit_status == 3

@@ -69,14 +69,23 @@ def test_columns_are_those_of_the_format(run: Path) -> None:
 
 
 def test_directories_are_searched_in_natural_order_without_what_was_set_aside(tmp_path: Path) -> None:
-    for directory in ("deep", "old1", ".venv"):
+    for directory in ("deep", "old1", ".venv", "run.old2"):
         (tmp_path / directory).mkdir()
     aside = ["env-9.old1.npz", "env-9.old12.journal", "old1/env-0.npz", ".venv/data.npz"]
-    for name in ["env-10.npz", "env-9.npz", "env-2.journal", "env-2.npz", "deep/env-0.npz", *aside]:
+    for name in ["env-10.npz", "env-9.npz", "env-2.journal", "env-2.npz", "deep/env-0.npz", "old1.npz", "run.old2/old3.npz", *aside]:
         (tmp_path / name).touch()
     (tmp_path / "env-3.npz.77.tmp").touch()
     (tmp_path / "notes.txt").touch()
-    assert [str(path.relative_to(tmp_path)) for path in find(tmp_path)] == ["deep/env-0.npz", "env-2.npz", "env-9.npz", "env-10.npz"]
+    expected = ["deep/env-0.npz", "env-2.npz", "env-9.npz", "env-10.npz", "old1.npz", "run.old2/old3.npz"]
+    assert [str(path.relative_to(tmp_path)) for path in find(tmp_path)] == expected
+
+
+def test_a_trainers_file_may_be_called_old(tmp_path: Path) -> None:
+    envs = walks(tmp_path, n=1)
+    drive(envs, 5)
+    envs.close()
+    (tmp_path / "trainer.npz").rename(tmp_path / "old1.npz")
+    assert compare(tmp_path).exit_status == compare(tmp_path, tmp_path / "old1.npz").exit_status == 0
 
 
 def test_what_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
@@ -271,6 +280,14 @@ def test_a_meta_that_inflates_beyond_reason_is_refused(run: Path) -> None:
             if name != "meta.npy":
                 archive.writestr(name, data)
     assert_unreadable(path, "meta is damaged")
+
+
+@pytest.mark.parametrize("begin", [[10**30, 0, 0], [3, 10**30, 0], [3, 0, 1 << 62], [-1, 0, 0], [3, -1, 0], [3, 0, -2], [3, 0, 0.5], [3]])
+def test_a_beginning_that_no_stream_has_is_refused(run: Path, begin: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "trainer.npz"
+    rewrite(path, begins=[begin, [0, 0, -1]])
+    assert_unreadable(path, "meta is damaged")
+    assert_refused(capsys, "compare", run)
 
 
 JUNK: list[Any] = [None, True, -1, float("nan"), "", "<f4", [[0, 0, "", 0]], {}, {"a": 1}, {"obs": {"column": "h_id"}}]

@@ -1019,3 +1019,45 @@ def test_a_ledger_of_many_streams_has_each_in_its_order(tmp_path: Path, monkeypa
     for env in range(50):
         np.testing.assert_array_equal(ledger.streams[env].data["h_obs"], np.flatnonzero(owners == env))
         np.testing.assert_array_equal(ledger.streams[env].columns["step"], np.arange(1, 1 + (owners == env).sum()))
+
+
+def test_what_happens_to_a_ledger_with_a_taken_name_is_not_done_to_the_other_one(tmp_path: Path) -> None:
+    own, other = walk(tmp_path, 0), walk(tmp_path, 0)
+    own.reset()
+    with pytest.warns(RuntimeWarning, match="goes to another file"):
+        other.reset()
+    for _ in range(3000):
+        other.step(0)
+    other.write_journal()
+    size = (tmp_path / "env-0.conflict1.journal").stat().st_size
+    other.forget({str(tmp_path / "env-0.npz"): [2000]})
+    assert (tmp_path / "env-0.conflict1.journal").stat().st_size == size
+    own.close()
+    other.close()
+    with pytest.warns(RuntimeWarning, match=r"env-0\.conflict1\.npz was closed, and what comes now is not recorded"):
+        other.reset()
+    assert "stopped" not in read(tmp_path / "env-0.npz").meta
+    assert "after it was closed" in read(tmp_path / "env-0.conflict1.npz").meta["stopped"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no such limit elsewhere")
+def test_a_process_with_many_environments_keeps_descriptors_for_the_run(tmp_path: Path) -> None:
+    code = """
+import resource, sys, warnings
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from common import drive, walks
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    envs = walks(Path(sys.argv[1]), n=150)
+    drive(envs, 5)
+    files = [open("/dev/null") for _ in range(10)]
+    envs.close()
+print(*(one.message for one in caught), sep="\\n")
+"""
+    (said,) = run_python(code, tmp_path).stdout.splitlines()
+    assert re.search(r"training goes on: .*: raise the limit \(ulimit -n\), or put fewer environments into one process\.$", said)
+    recorded = len(list(tmp_path.glob("env-*.npz")))
+    assert 50 < recorded < 100
+    comparison = compare(tmp_path)
+    assert (comparison.exit_status, comparison.differences, len(comparison.hops[0].unpaired)) == (2, (), 150 - recorded)

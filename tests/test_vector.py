@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from common import MODES, VECTORS, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,7 +52,9 @@ def test_episodes_of_length_one_and_a_single_environment(tmp_path: Path, kind: s
     envs.close()
     comparison = compare(tmp_path)
     assert_equal(comparison)
-    assert comparison.hops[0].fields["terminated"].compared == comparison.events
+    resets = sum(int((stream.data["kind"] == 0).sum()) for stream in read(tmp_path / "trainer.npz").streams.values())
+    assert comparison.hops[0].fields["obs"].compared == comparison.events
+    assert comparison.hops[0].fields["terminated"].compared == comparison.events - resets
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -361,8 +365,21 @@ def test_a_vector_env_that_does_not_say_how_it_resets_is_refused_with_what_to_do
         LedgerVectorEnv(envs, tmp_path / "trainer.npz")
     assert not envs.closed
     if mode is None:
-        with pytest.raises(LedgerError, match="has the autoreset mode 'sometimes'"):
+        with pytest.raises(LedgerError, match="autoreset_mode='sometimes' is unknown: use 'NextStep', 'SameStep' or 'Disabled'"):
             LedgerVectorEnv(envs, tmp_path / "trainer.npz", autoreset_mode="sometimes")
+
+
+@modern
+@pytest.mark.parametrize("stated", [*MODES, gym.vector.AutoresetMode.SAME_STEP if len(MODES) > 1 else "SameStep"])
+@pytest.mark.parametrize("said", [*MODES, "nonsense"])
+def test_a_mode_that_contradicts_the_stated_one_is_refused(tmp_path: Path, stated: Any, said: str) -> None:
+    envs = Custom(stated)
+    if getattr(stated, "value", stated) == said:
+        LedgerVectorEnv(envs, tmp_path / "trainer.npz", autoreset_mode=said).close()
+        return
+    with pytest.raises(LedgerError, match="is unknown: use" if said == "nonsense" else "contradicts the vector env .*: leave it out"):
+        LedgerVectorEnv(envs, tmp_path / "trainer.npz", autoreset_mode=said)
+    assert not envs.closed
 
 
 @modern
@@ -571,3 +588,97 @@ def test_what_is_no_vector_env_is_refused(tmp_path: Path) -> None:
         LedgerVectorEnv(Walk(), tmp_path / "trainer.npz")
     with pytest.raises(LedgerError, match=r"goes around a gymnasium\.Env"):
         LedgerEnv(SyncVectorEnv([Walk]), tmp_path, 0)
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reset", [True, False])
+def test_around_environments_that_have_recorded_it_says_so_and_compares_what_comes(
+    tmp_path: Path, kind: str, mode: str, told: bool, reset: bool
+) -> None:
+    makers = [functools.partial(walk, tmp_path, None if told else index, (30,)) for index in range(2)]
+    inner = vector_of(makers, kind, mode)
+    if told:
+        with pytest.warns(RuntimeWarning) if kind == "sync" else contextlib.nullcontext():
+            inner.reset(seed=0)
+    else:
+        drive(inner, 10)
+    with pytest.warns(RuntimeWarning, match="have recorded already; .*: put it around the vector env before its first reset"):
+        envs = LedgerVectorEnv(inner, tmp_path / "trainer.npz")
+    if reset:
+        envs.reset(seed=1)
+    for _ in range(10):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    assert_equal(compare(tmp_path), 2 * (10 + reset))
+    assert (tmp_path / "env-0.old1.npz").exists() == (not told)
+
+
+NESTED = {
+    "box": spaces.Box(-1, 1, (2,)),
+    "dict": spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Dict(c=spaces.Discrete(5), d=spaces.Tuple([spaces.MultiBinary(3)]))),
+    "tuple": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Dict(a=spaces.Discrete(5))]),
+}
+
+
+@modern
+@pytest.mark.parametrize("space", NESTED)
+@pytest.mark.parametrize("masked", [True, False])
+def test_final_observations_may_come_as_a_batch(tmp_path: Path, space: str, masked: bool) -> None:
+    class Batches(VectorWrapper):
+        """Gives the final observations as it gives observations, with anything where there is none."""
+
+        def step(self, actions: Any) -> Any:
+            observations, rewards, terminated, truncated, infos = self.env.step(actions)
+            if "final_obs" in infos:
+                rows = [self.single_observation_space.sample() if one is None else one for one in infos["final_obs"]]
+                infos["final_obs"] = concatenate(self.single_observation_space, rows, create_empty_array(self.single_observation_space, 3))
+            if not masked:
+                infos.pop("_final_obs", None)
+            return observations, rewards, terminated, truncated, infos
+
+    makers = [
+        functools.partial(LedgerEnv, Walk((2 + index, 3), index, NESTED[space]), tmp_path, index, keep_values=True) for index in range(3)
+    ]
+    envs = LedgerVectorEnv(Batches(vector_of(makers, "sync", "SameStep")), tmp_path / "trainer.npz", keep_values=True)
+    drive(envs, 30)
+    envs.close()
+    assert_equal(compare(tmp_path))
+
+
+class Crashes(gym.Wrapper):
+    """Raises once."""
+
+    left = 5
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("the simulator\nhas crashed")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_why_a_step_that_raised_in_one_environment_is_lost_in_others_is_said(tmp_path: Path, asynchronous: bool) -> None:
+    makers = [lambda i=i: LedgerEnv(Crashes(Walk((20,), i)) if i == 1 else Walk((20,), i), tmp_path, i) for i in range(3)]
+    inner = SyncVectorEnv(makers)
+    if asynchronous:
+        inner.step_async, inner.step_wait = (lambda actions: None), (lambda: inner.step(np.zeros(3, np.int64)))
+    envs = LedgerVectorEnv(inner, tmp_path / "trainer.npz")
+    envs.reset(seed=0)
+    for _ in range(9):
+        try:
+            if asynchronous:
+                envs.step_async(np.zeros(3, np.int64))
+                envs.step_wait()
+            else:
+                envs.step(np.zeros(3, np.int64))
+        except RuntimeError:
+            envs.reset(seed=1)
+    envs.close()
+    comparison = compare(tmp_path)
+    assert {(one.env, one.step, one.kind) for one in comparison.differences} == {(0, 5, "lost")}
+    (note,) = comparison.hops[0].notes
+    assert note.startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")
+    assert f"note: {note}" in str(comparison)

@@ -32,7 +32,7 @@ def _differences(hop: Hop, differences: list[Difference]) -> Iterator[str]:
     counts = {(one.runner, one.env, one.agent): one.differences for one in hop.different_streams}
     for key, difference in list(firsts.items())[:LINES]:
         more = counts[key] - 1
-        yield line(difference) + (f", and {more:,} more in this env" if more else "")
+        yield line(difference) + (f", and {more:,} more {'in this env' if difference.env >= 0 else 'of unknown envs'}" if more else "")
     if len(firsts) > LINES:
         yield f"... and {len(firsts) - LINES:,} more envs that differ"
 
@@ -42,6 +42,8 @@ def line(difference: Difference) -> str:
     runner = f"runner {difference.runner}, " if difference.runner else ""
     agent = f", agent {difference.agent}" if difference.agent else ""
     where = f"{runner}env {difference.env}{agent}, episode {difference.episode}, step {difference.step}"
+    if difference.env < 0:
+        where = "a learned transition (env unknown)"
     why = difference.explanations[:1]
     return "; ".join([f"{where}: {_what(difference)}", *why])
 
@@ -102,11 +104,16 @@ def _summary(hop: Hop) -> Iterator[str]:
     yield f"{hop.name}: " + "; ".join(what)
 
 
+def _counted(hop: Hop) -> str:
+    """The number of differences, and of those among them whose env nobody knows."""
+    unknown = sum(one.differences for one in hop.different_streams if one.env < 0)
+    return f"{hop.differences:,} difference{'s' if hop.differences != 1 else ''}" + (f", {unknown:,} of unknown envs" if unknown else "")
+
+
 def _verdict(comparison: Comparison) -> str:
     if not comparison.equal:
         parts = [
-            f"{hop.streams_different:,} of {hop.streams:,} envs differ between {hop.name} ({hop.differences:,} "
-            f"difference{'s' if hop.differences != 1 else ''})"
+            f"{hop.streams_different:,} of {hop.streams:,} envs differ between {hop.name} ({_counted(hop)})"
             for hop in comparison.hops
             if hop.differences
         ]
