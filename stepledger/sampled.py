@@ -192,11 +192,11 @@ class Sampled:
         # as it should be over so many steps. Observations may repeat, so that a part of it leads to many steps.
         known = np.flatnonzero(own["obs_known"])
         timed = ["t"] if (learned["t"] >= 0).any() else []  # a loop of one's own doesn't say
-        fields = [*FIELDS, *timed] if timed else [field for field in FIELDS if field not in _skipped(meta)]
+        everything = [*FIELDS, *timed] if timed else [field for field in FIELDS if field not in _skipped(meta)]
         for n in np.unique(learned["n"][at < 0]):
             rows = np.flatnonzero((at < 0) & (learned["n"] == n))
             expected, found = self.sides(known, {field: column[rows] for field, column in learned.items()}, meta, int(n))
-            own_keys, keys = (mixed(*(side[field] for field in fields)) for side in (expected, found))
+            own_keys, keys = (mixed(*(side[field] for field in everything)) for side in (expected, found))
             hits = _Index(own_keys).find(keys) if timed else _Index(own_keys).spread(keys)
             at[rows[hits >= 0]] = known[hits[hits >= 0]]
         # If one part was changed, the others lead to its step, and the comparison names the part; not where that step may be lost with an

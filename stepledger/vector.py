@@ -74,8 +74,8 @@ class RowRecorder:
         notes = self.recorder.final.setdefault("notes", list(self.recorder.meta.get("notes", [])))
         what = type(error).__name__
         with contextlib.suppress(Exception):  # it may have no text, and the run is to see this error and no other
-            what = " ".join(f"{what}: {error}".split())[:200]
-        note = f"a step of the vector env raised {what}; what environments gave in that step did not come back"
+            what = " ".join(f"{what}: {error}".split())[:200].rstrip(":. ")
+        note = f"a step of the vector env raised {what}; what environments gave in that step may not have come back"
         if note not in notes and len(notes) < _NOTES:
             notes.append(note)
 
@@ -233,7 +233,7 @@ class LedgerVectorEnv(VectorWrapper):
         recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
         if reached:
             recorder.stop_workers = functools.partial(vector_env.unwrapped.call, "stop_recording")
-        self._unpacked = _unpacker(vector_env.single_observation_space)
+        self._unpacked = functools.partial(_unpacked, vector_env.single_observation_space)
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
         super().__init__(vector_env)  # last: the remains of a wrapper that refused must not close the vector env when they are collected
 
@@ -326,22 +326,18 @@ class LedgerVectorEnv(VectorWrapper):
         return result
 
 
-def _unpacker(space: gymnasium.Space[Any]) -> Callable[[Any], Result]:
+def _unpacked(space: gymnasium.Space[Any], result: Any) -> Result:
     """Takes the result of a step apart; the space is that of one observation."""
+    observations, rewards, terminated, truncated, infos = result
 
-    def unpacked(result: Any) -> Result:
-        observations, rewards, terminated, truncated, infos = result
+    def final(env: int) -> Any:
+        given, mask = infos.get("final_obs"), infos.get("_final_obs")
+        if given is None or (mask is not None and not mask[env]):
+            return MISSING_OBSERVATION
+        one = _at(space, given, env)
+        return MISSING_OBSERVATION if one is None else one
 
-        def final(env: int) -> Any:
-            given, mask = infos.get("final_obs"), infos.get("_final_obs")
-            if given is None or (mask is not None and not mask[env]):
-                return MISSING_OBSERVATION
-            one = _at(space, given, env)
-            return MISSING_OBSERVATION if one is None else one
-
-        return observations, rewards, terminated, truncated, final
-
-    return unpacked
+    return observations, rewards, terminated, truncated, final
 
 
 def _at(space: gymnasium.Space[Any], batch: Any, env: int) -> Any:

@@ -251,7 +251,9 @@ def test_a_step_that_times_out_is_no_event_of_the_trainer(tmp_path: Path) -> Non
     comparison = compare(tmp_path)
     assert comparison.equal
     assert comparison.exit_status == 0
-    assert len(comparison.hops[0].notes) == 2
+    raised, *under_way = comparison.hops[0].notes
+    assert raised.startswith("a step of the vector env raised TimeoutError: ")
+    assert len(under_way) == 2
 
 
 def test_attributes_and_calls_are_forwarded(tmp_path: Path) -> None:
@@ -519,7 +521,7 @@ def test_a_step_that_raises_leaves_the_two_sides_comparable(tmp_path: Path) -> N
     envs.close()
     comparison = compare(tmp_path)
     assert comparison.equal
-    assert [note.split(":")[0] for note in comparison.hops[0].notes] == ["env 0"]
+    assert [note.split(":")[0] for note in comparison.hops[0].notes] == ["a step of the vector env raised ValueError", "env 0"]
 
 
 def test_what_a_remote_client_cannot_reach_is_not_told_and_not_missed(tmp_path: Path) -> None:
