@@ -7,6 +7,7 @@ import contextlib
 import logging
 import multiprocessing.util
 import os
+import sys
 import threading
 import time
 import warnings
@@ -306,10 +307,17 @@ def _identity(path: Path) -> str:
     return ""
 
 
+#: Packages whose lines tell a user nothing.
+_BETWEEN = {"stepledger", "stepledger_ray", "gymnasium", "stable_baselines3"}
+
+
 def warn(message: str) -> None:
-    """Warn; where warnings are errors, log."""
+    """Warn at the line that called what lies between it and here; where warnings are errors, log."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
     try:
-        warnings.warn(f"stepledger: {message}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"stepledger: {message}", RuntimeWarning, stacklevel=level)
     except RuntimeWarning:  # warnings are errors here, and recording must not end the run
         logger.warning("%s", message)
 

@@ -308,6 +308,7 @@ def test_an_environment_that_goes_on_after_close_is_said_to_and_its_ledger_has_n
     with pytest.warns(RuntimeWarning, match="was closed, and what comes now is not recorded") as warned:
         drive_one(env, 20)
     assert len(warned) == 1
+    assert warned[0].filename == drive_one.__code__.co_filename  # whose line it is, not one of this package
     after = read(tmp_path / "env-0.npz")
     assert after.open_end
     assert not before.open_end
