@@ -1,9 +1,11 @@
-"""The file format: what a journal and a sealed ledger hold. The reader is in `stepledger.ledger`, the writer in `stepledger.journal`.
+"""The file format: what a journal and a sealed ledger hold.
+
+The reader is in `stepledger.ledger`, the writers are in `stepledger.journal` and `stepledger.sealed`.
 
 A **sealed ledger** is an ``.npz`` without pickles. Its members, in this order (n events in all, concatenated over the streams):
 
 ======================  ==============  ===================================================================================
-``meta``                str             JSON, see `Meta`
+``meta``                str             JSON, see below
 ``stream_index``        int64           env index of each stream
 ``stream_offsets``      int64           where each stream begins; one more at the end, n
 ``kind``                uint8           0 reset, 1 step, 2 transition
@@ -20,6 +22,52 @@ more digests            as in meta      ``meta.columns`` names them: identities 
 A **journal** is a sequence of ``np.save`` records. The first is the meta (uint8, JSON); then, block after block, one structured array
 of events (`event_dtype`, ordered by stream) and the kept values of those events, leaf by leaf. Each record is followed by 8 bytes: its
 xxh3_64, seeded with the checksum before it, so that a record that is cut, changed or moved ends what can be trusted.
+
+The **meta** of both is one JSON object. Those in the first part are always there; a sealed ledger has those of the last part besides:
+
+=====================  ===============  ===================================================================================
+``format``             int              `FORMAT`
+``id``                 str              of this ledger, unique
+``tap``                str              ``"env"``, ``"vector"``, ``"episode"`` or ``"learner"``
+``digest``             str              ``"xxh3_64"`` or ``"blake2b"``
+``reward_dtype``       str              ``"<f4"`` or ``"<f8"``
+``observation_space``  object           its ``type`` and what of it values are cast to; ``leaves``: a path and a space for each leaf
+``action_space``       object           likewise
+``stream_keys``        list             a `StreamKey` for each stream, as a list; a learner's ``env`` is its own index
+``keep_values``        bool             whether observations and actions are stored
+``values``             object           ``obs``, ``act``: for each stored leaf its dtype and shape, or null where it is JSON
+``leaves``             object           ``obs``, ``act``: for each leaf the keys that lead to it
+``created``            float            seconds since 1970
+``closed``             bool             whether nothing comes after; false in a journal and after ``flush()``
+``versions``           object           of stepledger, gymnasium and numpy
+``columns``            object           further columns: name -> ``"<u8"`` or ``"<i8"``
+---------------------  ---------------  -----------------------------------------------------------------------------------
+``run``                str              identity of the run, the same at all taps; empty where they can't tell each other
+``group``              str              ledgers of different groups (``"evaluation"``) are not compared with each other
+``taps``               list of str      taps that the run has, so that one that is missing is missed
+``conflicts_with``     str              ``id`` of the ledger that was recorded under the same name at the same time, or empty
+``begins``             list             for each stream: events dropped before the first that is here, episode and step of the last of them
+``autoreset_mode``     str              a vector env's: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``; for the reader only
+``flags``              str              ``"exclusive"``: truncated is "truncated and not terminated"; ``"done"``: terminated is either;
+                                        ``"both"``, or absent: each is what it says
+``fields``             object           field -> what is said of it: ``skip``, why it can't be compared; ``note``, by which function a
+                                        side was taken first; ``column``, in which it is
+``handed_space``       object           the space of what wrappers around the vector env made of its observations (column ``h_out``)
+``whole_episodes``     bool             an EnvRunner's: it samples a number of episodes, and may not return others that ended
+``each_step``          str              what a learner promises: ``"once"``, ``"at most once"``, or nothing
+``replays``            bool             a learner's: it has a replay buffer, so that transitions are also found by what they hold
+``capacity``           int              how many steps that buffer holds
+``horizon``            int              how many sampled steps may still be learned from
+``gamma``              float            by which rewards over n steps (column ``n``) were summed
+``runners``            list of int      EnvRunners whose steps a learner was given
+---------------------  ---------------  -----------------------------------------------------------------------------------
+``ended``              float            seconds since 1970
+``in_flight``          bool             a call was with the environment when the ledger was written
+``exited``             bool             written at interpreter exit, and not by ``close()``
+``stopped``            str              why recording ended before the run did
+``notes``              list of str      sentences for the report; an EnvRunner's are in the journal too
+``strays``             list             calls of the training env that are not its trainer's, see `stepledger.strays.Stray` (column ``by``)
+=====================  ===============  ===================================================================================
 """
 
 from __future__ import annotations

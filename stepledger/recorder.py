@@ -131,8 +131,8 @@ class Recorder(Recording):
             truncated; see `ROW`. It is appended in one operation, and dropped from the front in another, so that a flush by a signal
             handler or another thread finds whole rows.
         limit: Length of the buffer at which `tick` is to be called.
-        digest_action: With `digest_observation`, of the environment, where there is just one. They are here because the env tap looks
-            everything up on this one object: an attribute of a Gymnasium wrapper, which has a ``__getattr__``, costs several times more.
+        digest_action: With `digest_observation`, of the environment, where there is just one. They are here, beside the buffer, so that the
+            env tap looks all of it up on one object, and so that those that keep values can take their place.
     """
 
     digest_action: Callable[[Any], bytes]

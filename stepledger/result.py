@@ -26,7 +26,8 @@ class Difference:
         episode: Counted from 0 at the first reset, on the side of the hop that is nearer to the environment.
         step: 0 is the reset, k the k-th step of the episode.
         fields: Which differ: of ``kind`` (one side has a reset where the other has a step), ``action``, ``obs``, ``reward``,
-            ``terminated``, ``truncated``; or ``event`` alone, if one side has no such event.
+            ``terminated``, ``truncated``, and into the learner ``next_obs`` and ``episode_start`` (whether it is the first of its episode);
+            or ``event`` alone, if one side has no such event.
         kind: ``"changed"``, ``"lost"`` (the event never reached the second side) or ``"extra"`` (the first side never gave it).
         first: What the first side has in these fields, as text; observations and actions only where values were kept.
         second: What the second side has.

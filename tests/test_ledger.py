@@ -17,6 +17,7 @@ import pytest
 from common import assert_refused, drive, drive_one, member_names, rewrite, run_walks, walk, walks
 from gymnasium import spaces
 
+import stepledger.format as format_module
 from stepledger import Ledger, LedgerError, StreamKey, compare, read
 from stepledger.cli import main
 from stepledger.ledger import find
@@ -280,6 +281,12 @@ def test_a_meta_that_inflates_beyond_reason_is_refused(run: Path) -> None:
             if name != "meta.npy":
                 archive.writestr(name, data)
     assert_unreadable(path, "meta is damaged")
+
+
+def test_each_entry_of_the_meta_is_described(run: Path) -> None:
+    described = set(re.findall(r"^``(\w+)``", format_module.__doc__ or "", re.MULTILINE))
+    written = set(read(run / "trainer.npz").meta) | set(read(run / "env-0.npz").meta)
+    assert {*written, *format_module._ENTRIES, *format_module._OPTIONAL_ENTRIES} <= described
 
 
 @pytest.mark.parametrize("begin", [[10**30, 0, 0], [3, 10**30, 0], [3, 0, 1 << 62], [-1, 0, 0], [3, -1, 0], [3, 0, -2], [3, 0, 0.5], [3]])
