@@ -11,6 +11,7 @@ incomplete.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -23,7 +24,9 @@ from typing import Any, TextIO
 
 from .compare import compare
 from .errors import LedgerError
+from .format import RESET
 from .ledger import Ledger, is_directory, read, read_all
+from .pairs import counted
 from .progress import progress_bar
 from .remote import fetched, located
 
@@ -39,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text, status = options.run(options)
     except LedgerError as error:
-        return _refuse(str(error))
+        return _refuse(str(error), options)
     except Exception as error:  # Python would end with 1, which says that there is a difference
-        return _refuse(f"this failed in a way that nobody expected ({_where(error)}): please report it with this line.")
+        return _refuse(f"this failed in a way that nobody expected ({_where(error)}): please report it with this line.", options)
     try:
         _print(text, sys.stdout)
     except OSError as error:
@@ -53,9 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(status)
 
 
-def _refuse(sentence: str) -> int:
-    """Say why it can't be done; returns the exit status."""
+def _refuse(sentence: str, options: argparse.Namespace | None = None) -> int:
+    """Say why it can't be done, to whom reads JSON too; returns the exit status."""
     _print(f"stepledger: {sentence}", sys.stderr)
+    if getattr(options, "format", "") == "json":
+        with contextlib.suppress(OSError):
+            _print(json.dumps({"error": sentence, "exit_status": 2}), sys.stdout)
     return 2
 
 
@@ -114,12 +120,16 @@ def _info(options: argparse.Namespace) -> tuple[str, int]:
 
 def _describe(ledger: Ledger, name: str) -> str:
     meta = ledger.meta
-    episodes = sum(int((stream.data["kind"] == 0).sum()) for stream in ledger.streams.values())
+    episodes = sum(int((stream.data["kind"] == RESET).sum()) for stream in ledger.streams.values())
     keys = list(ledger.streams)
+    if meta["tap"] == "learner":  # a transition says no episode, and no env
+        what = {"transitions": f"{ledger.events:,}"}
+    else:
+        events = f"{ledger.events:,} in {counted(len(keys), 'stream')}, {counted(episodes, 'episode')}"
+        what = {"events": events, "envs": _ranges([key.env for key in keys])}
     lines = {
         "tap": meta["tap"],
-        "events": f"{ledger.events:,} in {len(keys):,} stream{'s' if len(keys) != 1 else ''}, {episodes:,} episodes",
-        "envs": _ranges([key.env for key in keys]),
+        **what,
         "observation": _space(meta.get("observation_space")),
         "action": _space(meta.get("action_space")),
         "reward": meta["reward_dtype"],

@@ -17,6 +17,7 @@ from .errors import LedgerError
 from .events import EventHop
 from .format import JOURNAL, SEALED, StreamKey
 from .ledger import Ledger, is_directory, read, read_all
+from .pairs import counted
 from .remote import fetched
 from .result import Comparison, Counter, Difference, Hop, Progress, Tally
 from .transitions import TransitionHop
@@ -231,7 +232,7 @@ def _of_one_run(ledgers: Sequence[Ledger]) -> tuple[list[Ledger], str]:
     if len({ledger.meta["tap"] for ledger in kept}) < 2:  # then the two sides are of different runs
         return list(ledgers), ""
     names = ", ".join(ledger.path.name for ledger in earlier[:3]) + (", ..." if len(earlier) > 3 else "")
-    return kept, f"left out: {len(earlier):,} ledgers of earlier runs ({names})" if earlier else ""
+    return kept, f"left out: {counted(len(earlier), 'ledger')} of earlier runs ({names})" if earlier else ""
 
 
 def _without_conflicts(ledgers: Sequence[Ledger]) -> list[Ledger]:

@@ -15,7 +15,7 @@ from .digest import MISSING
 from .errors import LedgerError
 from .format import RESET, STEP, StreamKey
 from .ledger import Ledger, Stream
-from .pairs import check_settings, stream_name, taps_of
+from .pairs import check_settings, counted, stream_name, taps_of
 from .result import KEPT, Counter, Difference, Hop, Tally
 from .strays import LEARN, UNSEEN
 
@@ -128,7 +128,7 @@ class _Pair:
         for tap, ledger, window in zip(taps_of(self.tally.name)[::-1], self._ledgers, self.windows):
             events = window.begin + len(window)
             if ledger is not None and None in self._ledgers and events:
-                return f"{stream_name(self.key)} has {events:,} events in {ledger.path} and no ledger at the tap {tap!r}"
+                return f"{stream_name(self.key)} has {counted(events, 'event')} in {ledger.path} and no ledger at the tap {tap!r}"
         return ""
 
     def compare(self, end: bool) -> int:
@@ -259,12 +259,12 @@ class _Pair:
             if name in unequal:
                 unequal[name] = unequal[name] & ~follows
         different = np.logical_or.reduce(list(unequal.values()))
-        counted = ~follows | different
+        known = ~follows | different
         # A reset on both sides of which one has an end, or a reward, counts too.
         odd = [mask for name, mask in unequal.items() if name not in ("kind", "obs")]
         step = np.logical_or.reduce([a["kind"] == STEP, b["kind"] == STEP, *odd])
         differences = {name: int(mask.sum()) for name, mask in unequal.items()}
-        self._count_compared(int(counted.sum()), int((counted & step).sum()), differences, unseen)
+        self._count_compared(int(known.sum()), int((known & step).sum()), differences, unseen)
         positions = np.flatnonzero(different)
         self._count += len(positions)
         for at in positions[: max(0, KEPT - len(self.kept))].tolist():
@@ -296,7 +296,7 @@ class _Pair:
             return False
         if edit.second != 0 and self._by[edit.second] != LEARN:
             return False
-        self.tally.notes.append(f"{stream_name(self.key)}: {_events(edit.length)} came before learn(), and were not compared")
+        self.tally.notes.append(f"{stream_name(self.key)}: {counted(edit.length, 'event')} came before learn(), and were not compared")
         return True
 
     def _shorter(self, edit: Edit) -> tuple[Ledger, str] | None:
@@ -313,11 +313,12 @@ class _Pair:
             return False
         ledger, tap = shorter
         if ledger.open_end:
-            self._unknown = f"the last {_events(edit.length)} can't be compared, because the ledger of the tap {tap!r} has no end"
+            self._unknown = f"the last {counted(edit.length, 'event')} can't be compared, because the ledger of the tap {tap!r} has no end"
             return True
         if ledger.meta.get("exited"):
             self._unknown = (
-                f"the last {_events(edit.length)} can't be compared, because the tap {tap!r} was not closed before the interpreter ended"
+                f"the last {counted(edit.length, 'event')} can't be compared, because the tap {tap!r} was not closed before the "
+                "interpreter ended"
             )
             return True
         side, begin = (self.a, edit.first) if edit.kind == "lost" else (self.b, edit.second)
@@ -333,7 +334,7 @@ class _Pair:
         if (shorter := self._shorter(edit)) is None or shorter[0].meta.get("closed"):
             return False
         self._unknown = (
-            f"the last {_events(edit.length)} can't be compared, because the tap {shorter[1]!r} was flushed before, and not closed"
+            f"the last {counted(edit.length, 'event')} can't be compared, because the tap {shorter[1]!r} was flushed before, and not closed"
         )
         return True
 
@@ -356,7 +357,8 @@ class _Pair:
             return False
         steps = int((self.a["kind"][begin:stop] == STEP).sum())
         if steps:
-            self.tally.notes.append(f"{stream_name(self.key)}: {steps:,} steps of an episode that was cut off never left the sampler")
+            what = counted(steps, "step")
+            self.tally.notes.append(f"{stream_name(self.key)}: {what} of an episode that was cut off never left the sampler")
         return True
 
     def _never_returned(self, begin: int, stop: int) -> bool:
@@ -447,10 +449,6 @@ def _both(one: Any, other: Any) -> tuple[str, str]:
     more = ["..."] if len(places) > _SHOWN else []
     changed = f"{len(places):,} of {one.size:,} elements changed"
     return f"an array of shape {one.shape}", f"one with {changed}: {', '.join(changes + more)}"
-
-
-def _events(number: int) -> str:
-    return f"{number:,} event{'s' if number > 1 else ''}"
 
 
 def _in_one_line(value: Any) -> str:

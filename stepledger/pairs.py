@@ -1,4 +1,4 @@
-"""What the two sides of a hop are called, and whether they may be compared."""
+"""What the two sides of a hop and numbers of things are called, and whether two sides may be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from .errors import LedgerError
 from .format import StreamKey
 from .ledger import Ledger
 
-__all__ = ["check_settings", "stream_name", "taps_of"]
+__all__ = ["check_settings", "counted", "stream_name", "taps_of"]
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 event``, ``2,000 events``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def taps_of(hop: str) -> list[str]:

@@ -136,7 +136,13 @@ class Remote:
 
 @contextmanager
 def fetched(place: str | os.PathLike[str]) -> Iterator[Path]:
-    """A place as a local path; what a URI names is fetched into a temporary directory, which errors don't speak of."""
+    """A place as a local path; what a URI names is fetched into a temporary directory, which errors don't speak of.
+
+    Raises:
+        LedgerError: It can't be fetched, or the place has no name.
+    """
+    if not os.fspath(place):  # pathlib would take it for the current directory
+        raise LedgerError("an empty path was given: name a directory with ledgers, or one of them.")
     path = located(place)
     if isinstance(path, Path):
         yield path

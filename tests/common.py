@@ -197,14 +197,17 @@ def stepledger(*arguments: Any, check_stderr: bool = True, **options: Any) -> su
 
 
 def assert_refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    """The command line says in one sentence on stderr why it can't; returns it."""
+    """The command line says in one sentence on stderr, and in JSON where that was asked for, why it can't; returns it."""
     from stepledger.cli import main
 
     status = main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
     assert status == 2
-    assert out == ""
     assert err.startswith("stepledger: ")
+    if "json" in arguments:
+        assert json.loads(out) == {"error": err.removeprefix("stepledger: ").rstrip("\n"), "exit_status": 2}
+    else:
+        assert out == ""
     assert err.count("\n") == 1, err
     assert err.endswith((".\n", "compared.\n")), err
     return err

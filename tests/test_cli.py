@@ -18,7 +18,7 @@ import pytest
 from common import Walk, assert_refused, drive, environment, rewrite, run_python, run_walks, stepledger, walk, walks
 from gymnasium.vector import SyncVectorEnv
 
-from stepledger import LedgerEnv, LedgerVectorEnv, compare
+from stepledger import LearnerLedger, LedgerEnv, LedgerVectorEnv, compare
 from stepledger.cli import main
 
 
@@ -81,6 +81,40 @@ def test_json_says_the_same(equal: Path, different: Path, incomplete: Path, tmp_
         assert result == json.loads(json.dumps(compare(directory).to_dict()))
         assert (result["exit_status"], result["equal"], result["complete"]) == (status, status != 1, status != 3)
     assert_refused(capsys, "compare", tmp_path / "nowhere", "--format", "json")
+
+
+@pytest.mark.parametrize("arguments", [["compare", ""], ["compare", "", "trainer.npz"], ["compare", ".", ""], ["info", ""]])
+def test_an_empty_path_is_not_the_current_directory(equal: Path, arguments: list[str], monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(equal)
+    assert "an empty path was given" in assert_refused(capsys, *arguments)
+
+
+def test_info_of_a_learner_tells_of_its_transitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    envs, ledger = walks(tmp_path, n=2), LearnerLedger(tmp_path / "learner.npz")
+    obs, _ = envs.reset(seed=0)
+    following, *row = envs.step(np.zeros(2, np.int64))
+    ledger.transitions(obs, np.zeros(2), row[0], following, *row[1:3])
+    for one in (envs, ledger):
+        one.close()
+    assert main(["info", str(tmp_path / "learner.npz")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\n  transitions +2\n", out)
+    assert "episodes" not in out
+    assert "envs" not in out
+
+
+def test_one_of_a_thing_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    envs = walks(tmp_path, n=1)
+    envs.reset(seed=0)
+    envs.close()
+    assert main(["compare", str(tmp_path)]) == main(["info", str(tmp_path / "trainer.npz")]) == 0
+    rewrite(tmp_path / "trainer.npz", {"h_obs": np.ones(1, np.uint64)})
+    assert main(["compare", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "1 event of 1 env compared" in out
+    assert "1 in 1 stream, 1 episode\n" in out
+    assert "1 of 1 env differs between env -> vector (1 difference)" in out
+    assert not re.search(r"\b1 (events|envs|streams|episodes|differences)\b", out)
 
 
 def test_the_installed_command_is_the_same(equal: Path) -> None:

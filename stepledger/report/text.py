@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..pairs import counted
+
 if TYPE_CHECKING:
     from ..result import Comparison, Difference, Hop
 
@@ -83,7 +85,8 @@ def _summary(hop: Hop) -> Iterator[str]:
     for sentence in hop.notes:
         yield f"note: {sentence}"
     if hop.dropped:
-        yield f"note: {hop.dropped:,} earlier events were compared while it ran, and dropped"
+        was = "was" if hop.dropped == 1 else "were"
+        yield f"note: {counted(hop.dropped, 'earlier event')} {was} compared while it ran, and dropped"
     states: dict[str, list[str]] = {}
     for name, result in hop.fields.items():
         text = name
@@ -99,21 +102,21 @@ def _summary(hop: Hop) -> Iterator[str]:
     for name, count in (("lost", hop.lost), ("added", hop.extra)):
         if count:
             states[f"events {name}"] = [f"{count:,}"]
-    streams = f"{hop.streams:,} env{'s' if hop.streams != 1 else ''}"
-    what = [f"{hop.events:,} events of {streams} compared", *(f"{status}: {', '.join(names)}" for status, names in states.items())]
-    yield f"{hop.name}: " + "; ".join(what)
+    what = f"{counted(hop.events, 'event')} of {counted(hop.streams, 'env')} compared"
+    yield f"{hop.name}: " + "; ".join([what, *(f"{status}: {', '.join(names)}" for status, names in states.items())])
 
 
-def _counted(hop: Hop) -> str:
+def _how_many(hop: Hop) -> str:
     """The number of differences, and of those among them whose env nobody knows."""
     unknown = sum(one.differences for one in hop.different_streams if one.env < 0)
-    return f"{hop.differences:,} difference{'s' if hop.differences != 1 else ''}" + (f", {unknown:,} of unknown envs" if unknown else "")
+    return counted(hop.differences, "difference") + (f", {unknown:,} of unknown envs" if unknown else "")
 
 
 def _verdict(comparison: Comparison) -> str:
     if not comparison.equal:
         parts = [
-            f"{hop.streams_different:,} of {hop.streams:,} envs differ between {hop.name} ({_counted(hop)})"
+            f"{hop.streams_different:,} of {counted(hop.streams, 'env')} differ{'s' if hop.streams == 1 else ''} between {hop.name} "
+            f"({_how_many(hop)})"
             for hop in comparison.hops
             if hop.differences
         ]
@@ -128,5 +131,5 @@ def _verdict(comparison: Comparison) -> str:
         return "no difference as far as recorded; a ledger has an open end, and what came after it is unknown"
     skipped = [f"{name} ({hop.name})" for hop in comparison.hops for name, one in hop.fields.items() if one.status == "not compared"]
     if skipped:
-        return f"no difference in what was compared, {comparison.events:,} events; not compared: {', '.join(skipped)}"
-    return f"no difference: {comparison.events:,} events compared"
+        return f"no difference in what was compared, {counted(comparison.events, 'event')}; not compared: {', '.join(skipped)}"
+    return f"no difference: {counted(comparison.events, 'event')} compared"
