@@ -1,4 +1,4 @@
-"""Who calls the training env: the trainer, or somebody else, and from where."""
+"""Who calls, as the stack tells it: the training env's trainer or somebody else, and from where; and what ``learn()`` was called with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from .hooks import unhooked
 
-__all__ = ["Caller", "Callers"]
+__all__ = ["Caller", "Callers", "begins_anew", "outermost"]
 
 #: Methods of a callback that the trainer calls; what is called below one of them is not the trainer's.
 _CALLBACK_METHODS = ("on_training_start", "on_rollout_start", "on_step", "on_rollout_end", "on_training_end", "update_locals")
@@ -51,7 +51,7 @@ class Callers:
 
     def stranger(self) -> Caller | None:
         """Who makes the call that is under way; `None` if it is the trainer."""
-        start = frame = sys._getframe(2)
+        start = frame = sys._getframe(3)  # behind the handler and the hook that asks
         while frame is not None:
             code = id(frame.f_code)
             if code in self._callback:
@@ -60,6 +60,27 @@ class Callers:
                 return None
             frame = frame.f_back  # type: ignore[assignment]
         return Caller("a call from outside of the trainer", _place(start, None))
+
+
+def begins_anew(model: Any) -> bool:
+    """Whether ``learn()``, from which this is called, resets its env in any case."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_setup_learn" and frame.f_locals.get("self") is model:
+            return bool(frame.f_locals.get("reset_num_timesteps", True))
+        frame = frame.f_back
+    return False
+
+
+def outermost(callback: BaseCallback) -> BaseCallback:
+    """The callback that ``learn()`` itself calls, from which this is called."""
+    code = unhooked(BaseCallback.init_callback).__code__
+    top, frame = callback, sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            top = frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]
+    return top
 
 
 def _place(frame: FrameType | None, end: FrameType | None) -> str:
