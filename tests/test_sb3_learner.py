@@ -436,6 +436,22 @@ def test_actions_of_float64_and_of_several_axes(tmp_path: Path, space: spaces.Sp
     assert_silent(learn(cls("MlpPolicy", venv, device="cpu", policy_kwargs={"net_arch": [8]}, **more), tmp_path, 200))
 
 
+class Reusing(DummyVecEnv):
+    """Gives the same arrays of rewards and ends at each step, with other values."""
+
+    def step_wait(self) -> Any:
+        observations, _, _, infos = super().step_wait()
+        return observations, self.buf_rews, self.buf_dones, infos
+
+
+def test_arrays_that_the_vecenv_uses_again_are_recorded_as_they_were(tmp_path: Path) -> None:
+    venv = Reusing([lambda seed=seed: ALGORITHMS["DQN"][2](seed) for seed in range(2)])
+    assert_silent(learn(model_of("DQN", venv), tmp_path, STEPS))
+    with np.load(tmp_path / "vector.npz") as vector:
+        ends, kind = vector["terminated"] | vector["truncated"], vector["kind"]
+    assert np.count_nonzero(ends) == np.count_nonzero(kind == 0) - 2 > 0  # a reset behind each end, and one at the beginning
+
+
 def test_action_noise_episodic_training_and_a_buffer_that_goes_round(tmp_path: Path) -> None:
     venv = venv_of("TD3", n=1)
     noise = NormalActionNoise(np.zeros(2), 0.3 * np.ones(2))
@@ -859,8 +875,8 @@ def test_a_vecenv_replaced_under_way(tmp_path: Path) -> None:
 def test_a_vecenv_of_other_spaces(tmp_path: Path) -> None:
     model, callback = model_of("PPO", venv_of("PPO")), LedgerCallback(tmp_path)
     model.learn(64, callback=callback)
-    loaded = model_of("PPO", venv_of("PPO", n=3))
-    loaded._n_updates = 1
+    model.save(tmp_path / "model")
+    loaded = PPO.load(tmp_path / "model", env=venv_of("PPO", n=3), device="cpu")
     with pytest.warns(RuntimeWarning, match="another number of environments: what comes now is not recorded"):
         loaded.learn(64, callback=callback)
     assert not _hooked

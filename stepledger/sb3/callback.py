@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..errors import LedgerError
 from ..recording import OnError, check_on_error, warn
 from ..result import Comparison
 from ..strays import joins, overwritten
-from .callers import Callers
+from .callers import Callers, begins_anew, outermost
 from .handed import HandedStep, StrayCalls, innermost
 from .hooks import Hooks
 from .stored import StoredRows, buffer_of, episode_starts
@@ -148,7 +147,7 @@ class LedgerCallback(BaseCallback):
             if hasattr(model, name):
                 own = {"collect_rollouts": self._around_rollout, "dump_logs": self._around_log, "_dump_logs": self._around_log}
                 self._hooks.add(model, name, own.get(name, self._guard))
-        top = self._outermost()
+        top = outermost(self)
         self._hooks.add(top, "on_training_start", self._guard)
         self._hooks.add(top, "on_training_end", self._around_end)
         for other in _family(top):
@@ -196,26 +195,12 @@ class LedgerCallback(BaseCallback):
 
     def _was_reset(self, model: Any) -> bool:
         """Whether ``learn()`` has just reset the env."""
-        frame: Any = sys._getframe()
-        while frame is not None:
-            if frame.f_code.co_name == "_setup_learn" and frame.f_locals.get("self") is model:
-                if frame.f_locals.get("reset_num_timesteps", True):
-                    return True
-                break
-            frame = frame.f_back
+        if begins_anew(model):
+            return True
         assert self._watch is not None
         if self._watch.begun:
             return not self._watch.goes_on(model)
         return bool(np.all(episode_starts(model)))
-
-    def _outermost(self) -> BaseCallback:
-        """The callback that ``learn()`` itself calls."""
-        top, frame = self, sys._getframe()
-        while frame is not None:
-            if frame.f_code.co_name == "init_callback" and isinstance(frame.f_locals.get("self"), BaseCallback):
-                top = frame.f_locals["self"]
-            frame = frame.f_back  # type: ignore[assignment]
-        return top
 
     def _hook_buffer(self, rows: StoredRows) -> None:
         if rows.known:
@@ -373,7 +358,7 @@ class LedgerCallback(BaseCallback):
                 self._only_strays("stores no row when one is added, as one does that joins several first")
             else:
                 watch.stored()
-                self._judge_lost(len(step.t))
+                self._judge_lost(len(step.done))
         except Exception as error:
             self._fail(error)
         return result
@@ -383,7 +368,7 @@ class LedgerCallback(BaseCallback):
         stray = step.stray
         if not differs and stray is None:
             return
-        wrong = np.logical_or.reduce(list(differs.values())) if differs else np.zeros(len(step.t), bool)
+        wrong = np.logical_or.reduce(list(differs.values())) if differs else np.zeros(len(step.done), bool)
         count = int(wrong.sum())
         if stray is not None and not stray.calls.handed_over and not marked:
             count += int((stray.envs & ~stray.shown & ~wrong).sum())

@@ -1,4 +1,4 @@
-"""Who calls the training env: the trainer, or somebody else, and from where."""
+"""Who calls, as the stack tells it: the training env's trainer or somebody else, and from where; and what ``learn()`` was called with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from .hooks import unhooked
 
-__all__ = ["Caller", "Callers"]
+__all__ = ["Caller", "Callers", "begins_anew", "outermost"]
 
 #: Methods of a callback that the trainer calls; what is called below one of them is not the trainer's.
 _CALLBACK_METHODS = (
@@ -62,7 +62,7 @@ class Callers:
 
     def stranger(self) -> Caller | None:
         """Who makes the call that is under way; `None` if it is the trainer."""
-        start = frame = sys._getframe(2)
+        start = frame = sys._getframe(3)  # behind the handler and the hook that asks
         while frame is not None:
             code = id(frame.f_code)
             if code in self._strangers:
@@ -76,6 +76,26 @@ class Callers:
 def _codes(cls: type, names: tuple[str, ...]) -> set[CodeType]:
     functions = [unhooked(vars(base)[name]) for base in cls.__mro__ for name in names if name in vars(base)]
     return {function.__code__ for function in functions if hasattr(function, "__code__")}
+
+
+def begins_anew(model: Any) -> bool:
+    """Whether ``learn()``, from which this is called, resets its env in any case."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_setup_learn" and frame.f_locals.get("self") is model:
+            return bool(frame.f_locals.get("reset_num_timesteps", True))
+        frame = frame.f_back
+    return False
+
+
+def outermost(callback: BaseCallback) -> BaseCallback:
+    """The callback that ``learn()`` itself calls, from which this is called."""
+    top, frame = callback, sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "init_callback" and isinstance(frame.f_locals.get("self"), BaseCallback):
+            top = frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]
+    return top
 
 
 def _place(frame: FrameType | None, end: FrameType | None) -> str:

@@ -19,10 +19,10 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ..strays import Stray
+from .digests import Digests
+from .places import Position
 
-__all__ = ["Digests", "HandedStep", "StrayCalls", "innermost", "reset_observation"]
-
-Digests = npt.NDArray[np.uint64]
+__all__ = ["HandedStep", "StrayCalls", "innermost", "reset_observation"]
 
 #: Wrappers that hand observations on as they are.
 _TRANSPARENT = (VecMonitor, VecCheckNan, VecVideoRecorder)
@@ -81,42 +81,44 @@ class StrayCalls:
     shown: npt.NDArray[np.bool_]
 
 
-@dataclass
+@dataclass(slots=True)
 class HandedStep:
     """A step as the trainer got it, until it is stored. Arrays have one entry per environment.
 
     Attributes:
-        t: Position of the event in its stream.
+        t: Positions of the events in their streams.
         obs: Digests of the observations it began from, as they were handed to the trainer.
         raw_obs: Their bytes.
         start: Whether it does not go on from the step before: a reset came in between, or calls of somebody else.
-        h_act: Digests of the actions, as they were sent.
+        act: Digests of the actions, as they were sent.
         actions: The actions as they were sent.
         reward: As it is to be stored, float32.
-        h_rew: Its bits.
+        given: As it is recorded, float32.
         next_obs: Digests; of the final observation where the episode ended.
         raw_next_obs: Their bytes; empty where they were not put together.
-        ended: Whether any episode ended.
+        ended: The environments whose episode ended.
         done: The episode ended.
         timeout: It ended by a time limit, and not by a termination.
+        terminated: It ended by a termination.
         infos: As they were handed over.
         first: Whether the reset before it is the one with which ``learn()`` began.
         stray: What somebody else did between the step before and this one, if anything.
     """
 
-    t: npt.NDArray[np.int64]
+    t: Position
     obs: Digests
     raw_obs: bytes
     start: npt.NDArray[np.bool_]
-    h_act: Digests
+    act: Digests
     actions: npt.NDArray[Any]
     reward: npt.NDArray[np.float32]
-    h_rew: npt.NDArray[np.uint32]
+    given: npt.NDArray[np.float32]
     next_obs: Digests
     raw_next_obs: bytes
-    ended: bool
+    ended: list[int]
     done: npt.NDArray[np.bool_]
     timeout: npt.NDArray[np.bool_]
+    terminated: npt.NDArray[np.bool_]
     infos: list[dict[str, Any]]
     first: bool
     stray: StrayCalls | None

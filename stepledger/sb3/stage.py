@@ -1,112 +1,127 @@
-"""Recording rows of events, one of each environment, without an array per step."""
+"""Recording rows of events, one of each environment, which become arrays many at once."""
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 
-from ..digest import SpaceDigest
 from ..format import Meta
 from ..journal import Block
 from ..recorder import BatchRecorder, reward_bits
 from ..recording import OnError
+from .digests import Digests
 
-__all__ = ["RowStage", "bits_of", "bytes_of", "digests"]
+__all__ = ["Row", "RowStage", "bits_of", "float32_of"]
 
 #: Rows that are collected before they become events of the open block.
 _ROWS = 128
 
 
-def digests(space: SpaceDigest, batch: Any) -> npt.NDArray[np.uint64]:
-    """The digests of a batch, ``(n,)``."""
-    return np.frombuffer(b"".join(space.rows(batch)), ">u8").astype(np.uint64)
-
-
-def bytes_of(batch: Any, space: spaces.Space[Any]) -> bytes:
-    """The bytes of a batch, if it has the dtype of its space: equal ones have equal digests, and take less time to be told equal.
-
-    Returns:
-        Nothing where the dtype is another one.
-    """
-    if isinstance(batch, dict):
-        parts = [(batch[key], space[key].dtype) for key in sorted(batch)]  # type: ignore[index]
-        return b"".join(part.tobytes() for part, _ in parts) if all(part.dtype == dtype for part, dtype in parts) else b""
-    return bytes(batch.tobytes()) if batch.dtype == space.dtype else b""
-
-
 def bits_of(rewards: Any) -> npt.NDArray[np.uint32]:
     """The bits of rewards cast to float32, ``(n,)``; `stepledger.recorder.reward_bits` with a short way for the usual case."""
     if type(rewards) is np.ndarray and rewards.dtype == np.float32 and (rewards == rewards).all():
-        return rewards.view(np.uint32).copy()  # the trainer adds to rewards in place
+        return rewards.view(np.uint32)
     return reward_bits(np.asarray(rewards, np.float64), "<f4")
 
 
-class RowStage(BatchRecorder):
-    """Records rows of events, one event of each stream or of some of them.
+def float32_of(rewards: Any, n: int) -> npt.NDArray[np.float32]:
+    """A copy of rewards, cast to float32, ``(n,)``."""
+    if type(rewards) is np.ndarray and rewards.dtype == np.float32 and rewards.shape == (n,):
+        return rewards.copy()
+    cast = np.empty(n, np.float32)
+    cast[:] = bits_of(rewards).view(np.float32)
+    return cast
+
+
+@dataclass(slots=True)
+class Row:
+    """One event of each stream, or of some: what all ledgers have. Columns are ``(n,)``, contiguous, or `None`: as the stage says.
 
     Attributes:
-        columns: By name, ``(rows, streams)`` in the ledger's dtypes: a new row, whose index `add` gives, is filled in there.
-        present: ``(rows, streams)`` bool: which streams have an event in a row.
+        present: bool: which streams have an event here; `None` for all.
+        h_obs: Digests of observations.
+        h_act: Of actions.
+        h_rew: Rewards, float32.
+        terminated: bool.
+        truncated: bool.
+    """
+
+    present: npt.NDArray[np.bool_] | None = None
+    h_obs: Digests | None = None
+    h_act: Digests | None = None
+    h_rew: npt.NDArray[np.float32] | None = None
+    terminated: npt.NDArray[np.bool_] | None = None
+    truncated: npt.NDArray[np.bool_] | None = None
+
+
+class RowStage(BatchRecorder):
+    """Records rows of events.
+
+    Args:
+        path: The ledger.
+        meta: From `stepledger.recorder.describe`.
+        row: The class of the rows, whose fields are named like the columns.
+        on_error: As for every recording.
+        otherwise: What columns hold where a row says nothing, instead of 0.
+
+    Attributes:
         held: While set, rows stay here and can be changed.
     """
 
-    def __init__(self, path: Path, meta: Meta, *, on_error: OnError = "warn") -> None:
+    def __init__(self, path: Path, meta: Meta, row: type[Row], *, on_error: OnError = "warn", **otherwise: Any) -> None:
         super().__init__(path, meta, on_error=on_error)
         self._n = len(meta["stream_keys"])
+        self._names = [field.name for field in dataclasses.fields(row)]
+        self._columns: Callable[[Row], tuple[Any, ...]] = operator.attrgetter(*self._names)
+        self._template = np.zeros(self._n, self.dtype)
+        for name, value in {"stream": np.arange(self._n), **otherwise}.items():
+            self._template[name] = value
         self.held = False
-        self._filled = 0
-        self._make(np.zeros((_ROWS, self._n), self.dtype), np.zeros((_ROWS, self._n), bool))
+        self._rows: list[Row] = []
 
-    def _make(self, rows: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> None:
-        self._rows, self.present = rows, present
-        self.columns: dict[str, npt.NDArray[Any]] = {name: rows[name] for name in rows.dtype.names or () if name != "stream"}
+    def add(self, *rows: Row) -> None:
+        """Append rows, which can be changed until others come."""
+        if len(self._rows) >= _ROWS and not self.held:
+            self.append(self._collected())
+        self._rows += rows
 
-    def template(self, **values: Any) -> npt.NDArray[Any]:
-        """A row with these values: what most rows have in common is then filled in at once."""
-        row: npt.NDArray[Any] = np.zeros(self._n, self.dtype)
-        row["stream"] = np.arange(self._n)
-        for name, value in values.items():
-            row[name] = value
-        return row
-
-    def reserve(self, rows: int) -> None:
-        """Make room for so many rows, so that those added next lie in `columns` together."""
-        if self._filled + rows > len(self._rows):
-            if not self.held:
-                self.append(self._drained())
-            else:
-                self._make(np.concatenate([self._rows, np.zeros_like(self._rows)]), np.concatenate([self.present, self.present]))
-
-    def add(self, template: npt.NDArray[Any], present: Any = True) -> int:
-        """Begin a row.
-
-        Args:
-            template: What it holds before it is filled in, from `template`.
-            present: The streams that have an event in it, ``(n,)`` bool or True.
-        """
-        row = self._filled
-        self._rows[row] = template
-        self.present[row] = present
-        self._filled += 1
-        return row
-
-    def _drained(self) -> npt.NDArray[Any]:
-        events: npt.NDArray[Any] = self._rows[: self._filled][self.present[: self._filled]]
-        self._filled = 0
+    def _collected(self) -> npt.NDArray[Any]:
+        """The rows so far as events."""
+        rows = list(self._rows)
+        events = self._events(rows)
+        del self._rows[: len(rows)]
         return events
 
+    def _events(self, rows: list[Row]) -> npt.NDArray[Any]:
+        events = np.tile(self._template, (len(rows), 1))
+        present = np.ones(events.shape, bool)
+        for name, column in zip(self._names, zip(*map(self._columns, rows))):
+            at = [index for index, value in enumerate(column) if value is not None]
+            if not at:
+                continue
+            said: Any = column if len(at) == len(rows) else [column[index] for index in at]
+            said = said if isinstance(said[0], np.ndarray) else [one.values for one in said]
+            values = np.frombuffer(b"".join(said), said[0].dtype).reshape(-1, self._n)
+            target = present if name == "present" else events[name]
+            target[at if len(at) < len(rows) else slice(None)] = bits_of(values) if values.dtype == np.float32 else values
+        # As bytes, whose fields numpy doesn't copy one by one.
+        return events.view(f"V{self.dtype.itemsize}")[present].view(self.dtype)
+
     def _pending(self) -> int:
-        return super()._pending() + int(self.present[: self._filled].sum())
+        return super()._pending() + len(self._rows) * self._n
 
     def _open_block(self) -> tuple[Block, Callable[[], None]]:
-        self._batches.append(self._drained())
+        if self._rows:
+            self._batches.append(self._collected())
         return super()._open_block()
 
     def _discard(self) -> None:
         super()._discard()
-        self._filled = 0
+        self._rows.clear()

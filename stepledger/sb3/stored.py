@@ -7,6 +7,7 @@ agree; else as it was stored. Which functions these are was measured with stable
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer, RolloutBuffer
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from ..digest import SpaceDigest
 from ..format import TRANSITION, StreamKey
 from ..recorder import describe
 from ..recording import OnError
-from .handed import Digests, HandedStep
-from .stage import RowStage, bits_of, bytes_of, digests
+from .digests import Digester, Digests, bytes_of
+from .handed import HandedStep
+from .places import Position
+from .stage import Row, RowStage, bits_of, float32_of
 
 __all__ = ["StoredRows", "buffer_of", "episode_starts"]
 
@@ -30,9 +32,6 @@ Flags = npt.NDArray[np.bool_]
 
 #: How far a recomputed value may be from a stored one, relative and absolute: the last digits of float32.
 _TOLERANCE = 1e-6
-
-#: A reward to which something was to be added, and nothing was.
-_NAN = int(np.float32(np.nan).view(np.uint32))
 
 _NOT_STORED = "a rollout buffer stores no"
 
@@ -63,6 +62,21 @@ def episode_starts(model: Any) -> Flags:
     return ended if goes_on else np.ones_like(ended)
 
 
+@dataclass(slots=True)
+class LearnerRow(Row):
+    """One transition of each environment.
+
+    Attributes:
+        h_next: Digests of next observations.
+        t: Positions of the events in their streams.
+        start: Whether it begins an episode, bool; `None` where the buffer doesn't say.
+    """
+
+    h_next: Digests | None = None
+    t: Position | None = None
+    start: Flags | None = None
+
+
 class StoredRows:
     """Records the rows of a rollout or replay buffer.
 
@@ -79,16 +93,15 @@ class StoredRows:
 
     def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError) -> None:
         self.buffer = buffer_of(model)
-        self.known = True
-        self._observations = SpaceDigest(model.observation_space, digest)
-        self._actions = SpaceDigest(model.action_space, digest)
-        self.begun = False
+        self.known, self.begun = True, False
         self._counts: dict[str, int] = {}
+        self._observations = Digester(model.observation_space, digest, model.n_envs)
+        self._actions = Digester(model.action_space, digest, model.n_envs)
         self.attach(model)
         meta = describe(
             "learner",
-            self._observations,
-            self._actions,
+            self._observations.space,
+            self._actions.space,
             [StreamKey(env=env) for env in range(model.n_envs)],
             reward_dtype=np.float32,
             digest=digest,
@@ -99,8 +112,8 @@ class StoredRows:
             run="",
             taps=["vector", "learner"],
         )
-        self.recorder = RowStage(path, meta, on_error=on_error)
-        self._template = self.recorder.template(kind=TRANSITION, h_id=np.arange(1, model.n_envs + 1), start=-1)
+        fixed = {"kind": TRANSITION, "h_id": np.arange(1, model.n_envs + 1), "start": -1}
+        self.recorder = RowStage(path, meta, LearnerRow, on_error=on_error, **fixed)
 
     def attach(self, model: Any) -> None:
         """Go on with a model, and with its buffer of now."""
@@ -143,10 +156,11 @@ class StoredRows:
         """Where the next row goes, and whether it begins an episode, if the buffer knows; to be asked before it is added."""
         buffer = self.buffer
         starts = None
-        if isinstance(buffer, HerReplayBuffer):
-            starts = buffer._current_ep_start == buffer.pos
-        elif self._joins:
-            starts = (buffer.dones[buffer.pos - 1] != 0) | (buffer.timeouts[buffer.pos - 1] != 0) | (buffer.size() == 0)
+        if self._joins:
+            if isinstance(buffer, HerReplayBuffer):
+                starts = buffer._current_ep_start == buffer.pos
+            else:
+                starts = (buffer.dones[buffer.pos - 1] != 0) | (buffer.timeouts[buffer.pos - 1] != 0) | (buffer.size() == 0)
         return int(buffer.pos), starts
 
     def record(
@@ -163,30 +177,18 @@ class StoredRows:
             For each field that differs, in which environments; whether the row says if it begins an episode.
         """
         buffer, (pos, start) = self.buffer, at
-        n = len(step.t)
-        h_obs = self._digests(_row(buffer.observations, pos), step.raw_obs, step.obs)
-        h_act = self._taken_back(buffer.actions[pos], step)
-        h_rew = self._without_bootstrap(buffer.rewards[pos].reshape(n), step, values)
-        pairs: list[tuple[str, npt.NDArray[Any], npt.NDArray[Any]]] = [
-            ("obs", h_obs, step.obs),
-            ("action", h_act, step.h_act),
-            ("reward", h_rew, step.h_rew),
-        ]
-        h_next = terminated = truncated = None
+        n = len(step.done)
+        obs = self._digests(_row(buffer.observations, pos), step.raw_obs, step.obs)
+        row = LearnerRow(None, obs, self._taken_back(buffer.actions[pos], step), t=step.t)
+        row.h_rew = self._without_bootstrap(buffer.rewards[pos].reshape(n), step, values)
+        pairs: list[tuple[str, Any, Any]] = [("obs", obs, step.obs), ("action", row.h_act, step.act), ("reward", row.h_rew, step.given)]
         if self._on_policy:
             start = buffer.episode_starts[pos].reshape(n) != 0
         else:
-            h_next = self._next_obs(pos, step)
-            pairs.append(("next_obs", h_next, step.next_obs))
-            terminated = truncated = buffer.dones[pos].reshape(n) != 0
-            if not step.ended and not terminated.any():
-                pass
-            elif self._has_timeouts:
-                truncated = terminated & (buffer.timeouts[pos].reshape(n) != 0)
-                terminated = terminated & ~truncated
-                pairs += [("terminated", terminated, step.done & ~step.timeout), ("truncated", truncated, step.timeout)]
-            else:
-                pairs.append(("terminated", terminated, step.done))
+            row.h_next = self._next_obs(pos, step)
+            pairs.append(("next_obs", row.h_next, step.next_obs))
+            if step.ended or np.count_nonzero(buffer.dones[pos]):
+                pairs += self._ends(pos, step, row)
             if step.first and start is not None and not start.all():
                 self.count(
                     "episodes in the buffer were open when learn() reset the environments: Stable-Baselines3 goes on with them in the new "
@@ -194,39 +196,45 @@ class StoredRows:
                     int((~start).sum()),
                 )
         if start is not None:
+            row.start = start
             pairs.append(("episode_start", start, step.start))
         self.begun = True
-        self.recorder.reserve(1)
-        row, columns = self.recorder.add(self._template), self.recorder.columns
-        columns["h_obs"][row], columns["h_act"][row], columns["h_rew"][row], columns["t"][row] = h_obs, h_act, h_rew, step.t
-        if not self._on_policy:
-            columns["h_next"][row], columns["terminated"][row], columns["truncated"][row] = h_next, terminated, truncated
-        if start is not None:
-            columns["start"][row] = start
-        return {field: found != expected for field, found, expected in pairs if found.tobytes() != expected.tobytes()}, start is not None
+        self.recorder.add(row)
+        wrong = {field: _wrong(found, expected) for field, found, expected in pairs if found is not expected}
+        return {field: envs for field, envs in wrong.items() if envs.any()}, start is not None
+
+    def _ends(self, pos: int, step: HandedStep, row: LearnerRow) -> list[tuple[str, Flags, Flags]]:
+        """Fill in what is stored of ends of episodes; what is to be compared of them."""
+        dones = self.buffer.dones[pos]
+        if not self._has_timeouts:
+            row.terminated = row.truncated = ended = dones != 0
+            return [("terminated", ended, step.done)]
+        timeouts = self.buffer.timeouts[pos]
+        if _is_stored(dones, step.done) and _is_stored(timeouts, step.timeout):
+            row.terminated, row.truncated = step.terminated, step.timeout
+            return []
+        ended, timeout = dones != 0, timeouts != 0
+        row.terminated, row.truncated = ended & ~timeout, ended & timeout
+        return [("terminated", row.terminated, step.terminated), ("truncated", row.truncated, step.timeout)]
 
     def _digests(self, stored: Any, raw: bytes, handed: Digests) -> Digests:
         """The digests of stored observations, where they are those of what was handed to the trainer."""
-        return handed if raw and bytes_of(stored, self.model.observation_space) == raw else digests(self._observations, stored)
+        return handed if raw and bytes_of(stored, self.model.observation_space) == raw else self._observations.of(stored)
 
     def _taken_back(self, stored: npt.NDArray[Any], step: HandedStep) -> Digests:
         """The digests of stored actions as they are sent to the env."""
         space: gymnasium.Space[Any] = self.model.action_space
-        shape = (-1, *(space.shape or ()))
-        tolerance = 0.0
+        sent, tolerance = stored.reshape(-1, *(space.shape or ())), 0.0
         if isinstance(space, spaces.Box):
             scaled = not self._on_policy or self._squashes(self.model)
-            stored = stored.reshape(shape)
-            sent = self.model.policy.unscale_action(stored) if scaled else np.clip(stored, space.low, space.high)
+            sent = self.model.policy.unscale_action(sent) if scaled else np.clip(sent, space.low, space.high)
             if stored.dtype != step.actions.dtype:  # replay buffers store float64 actions as float32
                 tolerance = _TOLERANCE
-        else:
-            sent = stored.reshape(shape)
         if sent.dtype == step.actions.dtype and sent.tobytes() == step.actions.tobytes():
-            return step.h_act
+            return step.act
         # What arrives at the environments may be another action, which a wrapper has made of the trainer's.
         same = np.isclose(sent, step.actions.reshape(sent.shape), rtol=tolerance, atol=tolerance).reshape(len(sent), -1).all(1)
-        return np.where(same, step.h_act, digests(self._actions, sent))
+        return step.act if same.all() else Digests(np.where(same, step.act.values, self._actions.of(sent).values))
 
     def _next_obs(self, pos: int, step: HandedStep) -> Digests:
         buffer = self.buffer
@@ -234,22 +242,21 @@ class StoredRows:
             stored = _row(buffer.observations, (pos + 1) % buffer.buffer_size)
         else:
             stored = _row(buffer.next_observations, pos)
-        h_next = self._digests(stored, step.raw_next_obs, step.next_obs)
-        if self._normalised is None:
-            return h_next
-        h_next = h_next.copy()
-        for env in np.flatnonzero(step.done & (h_next != step.next_obs)).tolist():
+        found = self._digests(stored, step.raw_next_obs, step.next_obs)
+        if self._normalised is None or found is step.next_obs:
+            return found
+        for env in np.flatnonzero(step.done & (found.values != step.next_obs.values)).tolist():
             final = step.infos[env].get("terminal_observation")
-            if final is not None and self._observations.one(self._normalised.unnormalize_obs(final)) == int(h_next[env]).to_bytes(8, "big"):
-                h_next[env] = step.next_obs[env]
-        return h_next
+            if final is not None and self._observations.one(self._normalised.unnormalize_obs(final)) == found.values[env]:
+                found = found.but(env, int(step.next_obs.values[env]))
+        return found
 
-    def _without_bootstrap(self, stored: npt.NDArray[Any], step: HandedStep, values: Sequence[Any]) -> npt.NDArray[np.uint32]:
-        """The bits of stored rewards; of those that are as they should be stored, the bits of the rewards that were given."""
-        by_time_limit = np.flatnonzero(step.timeout).tolist() if self._on_policy else []
+    def _without_bootstrap(self, stored: npt.NDArray[Any], step: HandedStep, values: Sequence[Any]) -> npt.NDArray[np.float32]:
+        """Stored rewards; in the place of those that are as they should be stored, the rewards that were given."""
+        by_time_limit = [env for env in step.ended if step.timeout[env]] if self._on_policy else []
         if not by_time_limit and stored.tobytes() == step.reward.tobytes():
-            return step.h_rew
-        bits = bits_of(stored).copy()
+            return step.given
+        rewards = float32_of(stored, len(stored))
         added = [float(self.model.gamma * value[0]) for value in values]
         for env in by_time_limit:
             if step.infos[env].get("terminal_observation") is None:  # the trainer adds nothing then
@@ -257,14 +264,14 @@ class StoredRows:
             given = np.float64(step.reward[env])
             for at, one in enumerate(added):
                 if np.isclose(stored[env], given + one, rtol=0, atol=_TOLERANCE * (abs(given) + abs(one)), equal_nan=True):
-                    bits[env] = step.h_rew[env]
+                    rewards[env] = step.given[env]
                     del added[: at + 1]
                     break
             else:
-                if bits[env] == step.h_rew[env]:
+                if stored[env] == step.reward[env]:
                     self.count("rewards of a time limit were stored without gamma * V(final observation)")
-                    bits[env] = _NAN
-        return bits
+                    rewards[env] = np.nan  # it is not the sum that it should be, though equal to what was given
+        return rewards
 
     def added(self, pos: int) -> int:
         """How many rows were added behind a position."""
@@ -279,3 +286,16 @@ class StoredRows:
 
 def _row(column: Any, pos: int) -> Any:
     return {key: part[pos] for key, part in column.items()} if isinstance(column, dict) else column[pos]
+
+
+def _is_stored(stored: npt.NDArray[np.float32], flags: Flags) -> bool:
+    return stored.tobytes() == flags.astype(np.float32).tobytes()
+
+
+def _wrong(found: Any, expected: Any) -> Flags:
+    """In which environments a column differs, ``(n,)``."""
+    if isinstance(found, Digests):
+        found, expected = found.values, expected.values
+    elif found.dtype == np.float32:
+        found, expected = bits_of(found), bits_of(expected)
+    return np.asarray(found != expected)

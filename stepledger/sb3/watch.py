@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,31 @@ from ..recorder import describe
 from ..recording import OnError
 from ..strays import LEARN, UNSEEN, UNSTORED, Stray
 from .callers import Caller, Callers
-from .handed import Digests, HandedStep, StrayCalls, innermost, reset_observation
+from .digests import Digester, Digests, bytes_of
+from .handed import HandedStep, StrayCalls, innermost, reset_observation
 from .hooks import Gate, Hooks
-from .stage import RowStage, bits_of, bytes_of, digests
+from .places import Places
+from .stage import Row, RowStage, float32_of
 from .stored import episode_starts
 
 __all__ = ["VectorWatch"]
+
+
+@dataclass(slots=True)
+class VectorRow(Row):
+    """One event of each environment, or of some.
+
+    Attributes:
+        kind: RESET; `None` for STEP.
+        h_out: Digests of what the outermost VecEnv gave.
+        r_out: The rewards that it gave, float32.
+        by: Who made it, int64; see `stepledger.strays`.
+    """
+
+    kind: npt.NDArray[np.uint8] | None = None
+    h_out: Digests | None = None
+    r_out: npt.NDArray[np.float32] | None = None
+    by: npt.NDArray[np.int64] | None = None
 
 
 class VectorWatch:
@@ -40,8 +60,6 @@ class VectorWatch:
         calls: Number of steps that the trainer has made.
         stray: Calls of somebody else since the trainer's last step, if there were any.
         on_stray: Called with stray calls when the trainer goes on behind them.
-        episode: Of each environment's last event.
-        step: Likewise.
 
     Raises:
         LedgerError: A space can't be recorded.
@@ -50,28 +68,28 @@ class VectorWatch:
     def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError, fail: Callable[[BaseException], None]) -> None:
         self.inner: VecEnv = innermost(model.env)
         self.n = self.inner.num_envs
-        self._given = SpaceDigest(self.inner.observation_space, digest)
-        self._actions = SpaceDigest(self.inner.action_space, digest)
+        self._given = Digester(self.inner.observation_space, digest, self.n)
+        self._actions = Digester(self.inner.action_space, digest, self.n)
+        self._handed = Digester(model.observation_space, digest, self.n)
         self._space = model.observation_space
-        self.handed = SpaceDigest(model.observation_space, digest)
-        self._same_space = self._given.description == self.handed.description
+        self._same_space = self._given.space.description == self._handed.space.description
         meta = describe(
             "vector",
-            self._given,
-            self._actions,
+            self._given.space,
+            self._actions.space,
             [StreamKey(env=env) for env in range(self.n)],
             reward_dtype=np.float32,  # what Stable-Baselines3 stores
             digest=digest,
             columns={"h_out": "<u8", "r_out": "<u8", "by": "<i8"},
-            handed_space=self.handed.description,
+            handed_space=self._handed.space.description,
             autoreset_mode="SameStep",
             flags="exclusive",
             run="",
         )
-        self.recorder = RowStage(path, meta, on_error=on_error)
-        self._step_template = self.recorder.template(kind=STEP, h_out=UNSEEN)
-        self._reset_template = self.recorder.template(kind=RESET, h_out=UNSEEN)
-        self._never = np.zeros(self.n, bool)
+        self.recorder = RowStage(path, meta, VectorRow, on_error=on_error, kind=STEP, h_out=UNSEEN)
+        self._never, self._always = np.zeros(self.n, bool), np.ones(self.n, bool)
+        self._reset_kind = np.full(self.n, RESET, np.uint8)
+        self._unseen = Digests(np.full(self.n, UNSEEN, np.uint64))
         self._fail = fail
         self.pending: HandedStep | None = None
         self.stray: StrayCalls | None = None
@@ -79,16 +97,13 @@ class VectorWatch:
         self._strays: list[list[Any]] = []
         self.recorder.final["strays"] = self._strays
         self.calls = 0
-        self._t = np.full(self.n, -1)
-        self._out = np.full(self.n, UNSEEN, np.uint64)
-        self._raw_out = b""
-        self._fresh = np.zeros(self.n, bool)
+        self._places = Places(self.n)
+        self._out, self._raw_out = self._unseen, b""
+        self._fresh = self._never
         self._first = False
         self._new_obs: Any = None
-        self.episode, self.step = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
-        self._begun = False
-        self._left: Digests | None = None
         self._last_known: Any = None
+        self._left: Digests | None = None
 
     def attach(self, model: Any, hooks: Hooks, reset: bool) -> None:
         """Begin to watch a model's env.
@@ -106,9 +121,10 @@ class VectorWatch:
         self._asked: npt.NDArray[Any] | None = None
         self._stranger: Caller | None = None
         self._gate = Gate()  # closed while the VecEnv is called, which calls its environments
-        self._row = self._reset_row = -1
+        self._row: VectorRow | None = None  # until it was handed on
+        self._reset_row: VectorRow | None = None  # behind the last step
         self._before: StrayCalls | None = None
-        if reset or not self._begun:
+        if reset or not self._places.begun:
             self._begin(model, reset)
         else:
             self._look_back(self._left, "between two calls of learn()")
@@ -126,16 +142,16 @@ class VectorWatch:
     @property
     def begun(self) -> bool:
         """Whether anything was recorded."""
-        return self._begun
+        return self._places.begun
 
     def fits(self, model: Any) -> bool:
         """Whether a model's env can go on in this ledger."""
         inner = innermost(model.env)
         return (
             inner.num_envs == self.n
-            and SpaceDigest(inner.observation_space).description == self._given.description
-            and SpaceDigest(inner.action_space).description == self._actions.description
-            and SpaceDigest(model.observation_space).description == self.handed.description
+            and SpaceDigest(inner.observation_space).description == self._given.space.description
+            and SpaceDigest(inner.action_space).description == self._actions.space.description
+            and SpaceDigest(model.observation_space).description == self._handed.space.description
         )
 
     def goes_on(self, model: Any) -> bool:
@@ -154,15 +170,16 @@ class VectorWatch:
 
     def _begin(self, model: Any, reset: bool) -> None:
         """The reset with which ``learn()`` began, which nobody could see: its observation as far as it can be told now."""
+        self._out, self._raw_out, self._new_obs = self._handed.of(self._stored_form(model._last_obs)), b"", model._last_obs
         if not reset:  # in the middle of an episode
-            self._out[:] = digests(self.handed, self._stored_form(model._last_obs))
-            self._begun, self._new_obs, self._fresh = True, model._last_obs, episode_starts(model)
+            self._places.begun, self._fresh = True, episode_starts(model)
             return
-        obs, now = reset_observation(model.env, model._last_obs), self._now()
-        given = now if obs is None else digests(self._given, obs)
-        self._row_of_resets(True, UNSEEN if given is None else given, LEARN)
-        self._out[:] = self.recorder.columns["h_out"][self._reset_row] = digests(self.handed, self._stored_form(model._last_obs))
-        self._new_obs, self._first, self._fresh = model._last_obs, True, np.ones(self.n, bool)
+        obs = reset_observation(model.env, model._last_obs)
+        given = self._now() if obs is None else self._given.of(obs)
+        row = self._row_of_resets(self._always, self._unseen if given is None else given, LEARN)
+        row.h_out = self._out
+        self.recorder.add(row)
+        self._first, self._fresh = True, self._always
         self._look_back(given, "before the first step")
 
     def left(self) -> None:
@@ -171,18 +188,18 @@ class VectorWatch:
 
     def _now(self) -> Digests | None:
         """The observations at which the environments are, if their VecEnv can tell."""
-        return digests(self._given, self.inner._obs_from_buf()) if isinstance(self.inner, DummyVecEnv) else None
+        return self._given.of(self.inner._obs_from_buf()) if isinstance(self.inner, DummyVecEnv) else None
 
     def _look_back(self, left: Digests | None, when: str) -> None:
         """Learning goes on: notice that the environments are no longer where it has left them."""
         now = self._now()
         if now is None or left is None:
             return
-        moved = now != left
+        moved = now.values != left.values
         if moved.any():
             self._stranger = Caller("somebody", f"a place that nobody watched, {when}")
-            self._row_of_resets(moved, now, self._by(resets=1, envs=moved))
-            self._out[moved], self._raw_out = UNSEEN, b""
+            self.recorder.add(self._row_of_resets(moved, now, self._by(resets=1, envs=moved)))
+            self._out, self._raw_out = Digests(np.where(moved, np.uint64(UNSEEN), self._out.values)), b""
             self._fresh = self._fresh | moved
 
     def _stored_form(self, obs: Any) -> Any:
@@ -201,7 +218,7 @@ class VectorWatch:
     def _on_send(self, original: Callable[..., Any], actions: Any) -> Any:
         if self.recorder.recording:
             try:
-                self._sent = digests(self._actions, actions), np.array(actions)
+                self._sent = self._actions.of(actions), np.array(actions)
                 self._stranger = self._callers.stranger()
                 if self._stranger is None:
                     self._trainer_goes_on()
@@ -223,7 +240,7 @@ class VectorWatch:
             self.pending, self.recorder.held = None, False
         self._before, self.stray = self.stray, None
         if self._before is not None:
-            self._before.after = self.episode.copy(), self.step.copy()
+            self._before.after = self._places.last
             self._before.calls = self._before.calls._replace(handed_over=self._model._last_obs is not self._new_obs)
             self._strays[-1] = list(self._before.calls)
             if self.on_stray is not None:
@@ -243,7 +260,7 @@ class VectorWatch:
 
     def _on_handed(self, original: Callable[..., Any]) -> Any:
         result = original()
-        if self.recorder.recording and self._row >= 0:
+        if self.recorder.recording and self._row is not None:
             try:
                 self._hand_over(result)
             except Exception as error:
@@ -253,96 +270,62 @@ class VectorWatch:
     def _record_step(self, result: Any) -> None:
         observations, rewards, dones, infos = result
         assert self._sent is not None
-        h_obs = digests(self._given, observations)
-        self.recorder.reserve(2)
-        row, columns = self.recorder.add(self._step_template), self.recorder.columns
-        by = self._by(steps=1)
-        dones = np.asarray(dones, bool)
-        ended = bool(dones.any())
-        timeout = self._never
-        h_final = h_obs
-        if ended:
-            h_final, timeout = h_obs.copy(), np.zeros(self.n, bool)
-            for env in np.flatnonzero(dones).tolist():
-                timeout[env] = bool(infos[env].get("TimeLimit.truncated", False))
-                final = infos[env].get("terminal_observation")
-                h_final[env] = 0 if final is None else int.from_bytes(self._given.one(final), "big")
-            columns["terminated"][row], columns["truncated"][row] = dones & ~timeout, timeout
-        columns["h_obs"][row], columns["h_act"][row] = h_final, self._sent[0]
-        h_rew = bits_of(rewards)
-        columns["h_rew"][row] = h_rew
-        if by:
-            columns["by"][row] = by
-        self._t += 1
-        self.step += 1
-        self._row, self._reset_row = row, -1
+        dones = np.array(dones, bool)  # a copy: rows are looked at later
+        digests, given, by = self._given.of(observations), float32_of(rewards, self.n), self._by(steps=1)
+        self._places.stepped()
         start = self._fresh if self._before is None else self._fresh | self._before.envs
-        self._at = self._t.copy(), self._out.copy(), self._raw_out, start
-        self._raw_out = b""
-        self._seen = observations, h_obs, dones, timeout
-        self._rewards = rewards, h_rew
-        self._fresh = dones
-        self._out[:] = UNSEEN
-        if ended:
-            self._row_of_resets(dones, h_obs, by)
+        self._at = self._places.t, self._out, self._raw_out, start
+        row = VectorRow(None, digests, self._sent[0], given, by=self._column(by))
+        ended = dones.nonzero()[0].tolist()
+        self._seen, self._ends, self._final = (observations, digests, rewards, given), (ended, dones, self._never, dones), digests
+        self._row, self._reset_row, self._out, self._raw_out, self._fresh = row, None, self._unseen, b"", dones
+        if not ended:
+            self.recorder.add(row)
+            return
+        if late := [env for env in ended if infos[env].get("TimeLimit.truncated", False)]:
+            row.truncated = timeout = np.zeros(self.n, bool)
+            timeout[late] = True
+            self._ends = ended, dones, timeout, dones & ~timeout
+        row.terminated = self._ends[-1]
+        row.h_obs = self._final = self._given.replaced(digests, _finals(ended, infos))
+        self.recorder.add(row, self._row_of_resets(dones, digests, by))
 
-    def _row_of_resets(self, present: Any, h_obs: Any, by: int) -> None:
-        """Record a reset of some or all environments."""
-        self.recorder.reserve(1)
-        row, columns = self.recorder.add(self._reset_template, present), self.recorder.columns
-        columns["h_obs"][row], columns["by"][row] = h_obs, by
-        self._reset_row = row
-        here = self.recorder.present[row]
-        self._t[here] += 1
-        if not self._begun:
-            self._begun = True
-        else:
-            self.episode = self.episode + here
-        self.step = np.where(here, 0, self.step)
+    def _row_of_resets(self, here: npt.NDArray[np.bool_], obs: Digests, by: int) -> VectorRow:
+        """The row of a reset of some or all environments, which is to be added."""
+        self._reset_row = row = VectorRow(here, obs, kind=self._reset_kind, by=self._column(by))
+        self._places.reset(here)
+        return row
+
+    def _column(self, by: int) -> npt.NDArray[np.int64] | None:
+        return np.full(self.n, by) if by else None
 
     def _hand_over(self, result: Any) -> None:
         """What the outermost VecEnv gives for the step that was recorded last."""
         observations, rewards, _, infos = result
-        seen, h_obs, dones, timeout = self._seen
-        raw, columns = self._stored_form(observations), self.recorder.columns
-        self._raw_out = raw_next = bytes_of(raw, self._space)
-        self._out[:] = h_obs if raw is seen and self._same_space else digests(self.handed, raw)
+        seen, digests, rewards_seen, given = self._seen
+        raw = self._stored_form(observations)
+        same = raw is seen and self._same_space
+        self._out = digests if same else self._handed.of(raw)
+        self._raw_out = self._out.raw or bytes_of(raw, self._space)
         rewards = rewards if self._raw is None else self._raw.old_reward
-        given, h_rew = self._rewards
-        if rewards is not given:
-            h_rew = bits_of(rewards)
-        row, self._row = self._row, -1
-        h_next = self._out
-        if self._reset_row >= 0:
-            columns["h_out"][self._reset_row] = self._out
-            h_next = self._out.copy()
-            for env in np.flatnonzero(dones).tolist():
-                final = infos[env].get("terminal_observation")
-                h_next[env] = 0 if final is None else int.from_bytes(self.handed.one(final), "big")
-            raw_next = self._with_finals(raw, dones, infos)
-        columns["h_out"][row] = h_next
-        columns["r_out"][row] = h_rew
+        if rewards is not rewards_seen:
+            given = float32_of(rewards, self.n)
+        next_obs, raw_next = self._out, self._raw_out
+        if self._reset_row is not None:
+            self._reset_row.h_out = next_obs
+            unwrapped = same and self.outer is self.inner
+            next_obs = self._final if unwrapped else self._handed.replaced(next_obs, _finals(self._ends[0], infos))
+            raw_next = next_obs.raw if self._raw is None else b""  # a replay buffer holds what VecNormalize makes of these
+        row, self._row = self._row, None
+        assert row is not None
+        row.h_out, row.r_out = next_obs, given
         if self._stranger is None:
             assert self._sent is not None
-            t, obs, raw_obs, start = self._at
-            reward = np.array(rewards, np.float32)  # a copy: the trainer adds to it
-            h_act, actions = self._sent
-            begin = t, obs, raw_obs, start, h_act, actions if self._asked is None else self._asked
-            end = h_next.copy(), raw_next, self._reset_row >= 0, dones
-            self.pending = HandedStep(*begin, reward, h_rew, *end, timeout, infos, self._first, self._before)
+            reward = given if getattr(rewards, "dtype", None) == np.float32 else np.array(rewards, np.float32)
+            act, actions = self._sent
+            begin = *self._at, act, actions if self._asked is None else self._asked, reward, given
+            self.pending = HandedStep(*begin, next_obs, raw_next, *self._ends, infos, self._first, self._before)
             self._pending_row, self.recorder.held, self._new_obs, self._first = row, True, observations, False
-
-    def _with_finals(self, raw: Any, dones: npt.NDArray[np.bool_], infos: list[dict[str, Any]]) -> bytes:
-        """The bytes of a batch with final observations in the place of reset observations, where that is simple."""
-        if self._raw is not None or isinstance(raw, dict):
-            return b""
-        raw = raw.copy()
-        for env in np.flatnonzero(dones).tolist():
-            final = infos[env].get("terminal_observation")
-            if final is None:
-                return b""
-            raw[env] = final
-        return bytes_of(raw, self._space)
 
     def _on_reset(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         observations = self._guarded(original, *args, **kwargs)
@@ -350,9 +333,9 @@ class VectorWatch:
             try:
                 self._stranger = self._callers.stranger()
                 by = self._by(resets=1) if self._stranger else LEARN
-                self._row_of_resets(True, digests(self._given, observations), by)
-                self._fresh = np.ones(self.n, bool)
-                self._out[:], self._raw_out = UNSEEN, b""
+                self.recorder.add(self._row_of_resets(self._always, self._given.of(observations), by))
+                self._fresh = self._always
+                self._out, self._raw_out = self._unseen, b""
                 if self.outer is self.inner:
                     self._hand_over_reset(observations)
             except Exception as error:
@@ -369,7 +352,9 @@ class VectorWatch:
         return observations
 
     def _hand_over_reset(self, observations: Any) -> None:
-        self._out[:] = self.recorder.columns["h_out"][self._reset_row] = digests(self.handed, self._stored_form(observations))
+        self._out = self._handed.of(self._stored_form(observations))
+        if self._reset_row is not None:
+            self._reset_row.h_out = self._out
 
     # Calls of single environments.
 
@@ -404,22 +389,18 @@ class VectorWatch:
     def _record_single(self, env: int, name: str, action: Any, result: Any, first: bool = True) -> None:
         """Record what a single environment gave past its VecEnv."""
         self._stranger = self._callers.stranger() or Caller("the trainer", "its own code")
-        here = np.zeros(self.n, bool)
-        here[env] = True
-        h_obs = int.from_bytes(self._given.one(result[0]), "big")
+        here = np.arange(self.n) == env
+        obs = self._unseen.but(env, self._given.one(result[0]))
         by = self._by(resets=first and name == "reset", steps=first and name == "step", envs=here)
         if name == "reset":
-            self._row_of_resets(here, h_obs, by)
+            row = self._row_of_resets(here, obs, by)
         else:
-            self.recorder.reserve(1)
-            row, columns = self.recorder.add(self._step_template, here), self.recorder.columns
-            columns["terminated"][row], columns["truncated"][row] = bool(result[2]), bool(result[3]) and not result[2]
-            columns["h_obs"][row], columns["h_act"][row] = h_obs, int.from_bytes(self._actions.one(action), "big")
-            columns["h_rew"][row] = bits_of(np.asarray([result[1]], np.float64))
-            columns["by"][row] = by
-            self._t[env] += 1
-            self.step = self.step + here
-        self._out[env], self._raw_out = UNSEEN, b""
+            row = VectorRow(here, obs, self._unseen.but(env, self._actions.one(action)), by=self._column(by))
+            row.h_rew = float32_of([result[1]], self.n)
+            row.terminated, row.truncated = np.full(self.n, bool(result[2])), np.full(self.n, bool(result[3]) and not result[2])
+            self._places.stepped_one(env)
+        self.recorder.add(row)
+        self._out, self._raw_out = self._out.but(env, UNSEEN), b""
         self._fresh = np.where(here, name == "reset", self._fresh)
 
     def _by(self, resets: int = 0, steps: int = 0, envs: Any = True) -> int:
@@ -427,7 +408,7 @@ class VectorWatch:
         if self._stranger is None:
             return 0
         if self.stray is None:
-            place = self.episode.copy(), self.step.copy()
+            place = self._places.last
             self._strays.append([])
             self.stray = StrayCalls(
                 Stray(self.calls, 0, 0, *self._stranger), len(self._strays), np.zeros(self.n, bool), place, place, np.zeros(self.n, bool)
@@ -446,7 +427,12 @@ class VectorWatch:
         """A rollout has ended, or learning was stopped before the pending step was stored."""
         self._last_known = self._model._last_obs
         if self.pending is not None:
-            self.recorder.columns["by"][self._pending_row] = UNSTORED
-            if self._reset_row > self._pending_row:
-                self.recorder.columns["by"][self._reset_row] = UNSTORED
+            self._pending_row.by = self._column(UNSTORED)
+            if self._reset_row is not None:
+                self._reset_row.by = self._column(UNSTORED)
         self.pending, self.recorder.held = None, False
+
+
+def _finals(ended: list[int], infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
+    """The environments whose episode has ended, with their final observations, as far as there are any."""
+    return [(env, infos[env].get("terminal_observation")) for env in ended]
