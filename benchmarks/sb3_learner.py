@@ -31,10 +31,13 @@ class Turns(LedgerCallback):
     """Compares at the end of the last turn only."""
 
     last = False
+    took = 0.0
 
     def _finish(self) -> None:
         if self.last:
+            start = time.process_time()
             super()._finish()
+            self.took = time.process_time() - start
         else:
             self._detach()
 
@@ -68,7 +71,7 @@ def main() -> None:
                 if turn:  # the first one warms up
                     pairs.append((took[False], took[True]))
             callback.last = True
-            end = learn(with_, 1, callback)
+            learn(with_, 1, callback)
             assert callback.comparison is not None
             assert callback.comparison.exit_status == 0, str(callback.comparison)
             callback.close()
@@ -76,7 +79,7 @@ def main() -> None:
             total = sum(one for one, _ in pairs) / sum(other for _, other in pairs)
             print(
                 f"{name}, {options.envs} envs, {with_.num_timesteps:,} steps in {len(pairs)} turns: {total:.2f}x in all, the turns "
-                f"{ratios[0]:.2f}x to {ratios[-1]:.2f}x, median {statistics.median(ratios):.2f}x; comparing it all {end:.2f} s"
+                f"{ratios[0]:.2f}x to {ratios[-1]:.2f}x, median {statistics.median(ratios):.2f}x; comparing it all {callback.took:.2f} s"
             )
 
 

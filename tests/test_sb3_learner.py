@@ -261,6 +261,20 @@ def test_everything_is_restored_also_after_an_exception(tmp_path: Path, monkeypa
         assert_silent(callback)
 
 
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_an_interrupt_leaves_whole_ledgers_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str) -> None:
+    def interrupt(callback: BaseCallback) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(model_of(algorithm, venv_of(algorithm)), tmp_path, 100, Strayed("step", interrupt, at=(20,)))
+    sentence = f"learn() ended with KeyboardInterrupt; compare what was recorded until then with: stepledger compare {tmp_path}"
+    assert capsys.readouterr().out.count(sentence) == 1
+    comparison = compare(tmp_path)
+    assert comparison.exit_status in (0, 3), str(comparison)
+    assert comparison.events == 2 * 19
+
+
 @pytest.mark.parametrize("algorithm", ["DQN", "HER", "PPO"])
 def test_saving_goes_on_working_while_it_records(tmp_path: Path, algorithm: str) -> None:
     def save(callback: BaseCallback) -> None:

@@ -212,8 +212,12 @@ class LedgerCallback(BaseCallback):
         """What raises ends the recording of this ``learn()``: it won't come to its end."""
         try:
             return original(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
+            told = not self._hooks
             self._interrupted()
+            if not told:
+                what = f"learn() ended with {type(error).__name__}; compare what was recorded until then with"
+                print(f"stepledger: {what}: stepledger compare {self._directory}", flush=True)
             raise
 
     def _around_rollout(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
