@@ -399,6 +399,12 @@ def ledger_path(path: str | os.PathLike[str]) -> Path:
     return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
 
 
+PUT_ON_LATE = (
+    "{} was put around environments that have recorded already; what they recorded before is set aside (*.old1.npz) and not compared: put "
+    "it around the vector env before its first reset."
+)
+
+
 def _tell_places(vector_env: Any, places: list[Place], again: bool = False) -> bool:
     """Tell the `LedgerEnv`s in a vector env where they write; whether they could be reached (not behind a client of one's own).
 
@@ -415,10 +421,7 @@ def _tell_places(vector_env: Any, places: list[Place], again: bool = False) -> b
     except (AttributeError, NotImplementedError):
         return False
     if again and any(base.call("has_recorded")):
-        warn(
-            "LedgerVectorEnv was put around environments that have recorded already; what they recorded before is set aside (*.old1.npz) "
-            "and not compared: put it around the vector env before its first reset."
-        )
+        warn(PUT_ON_LATE.format("LedgerVectorEnv"))
         base.call("begin_again")
     base.set_attr("ledger_place", places)
     return True

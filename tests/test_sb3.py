@@ -494,3 +494,21 @@ def test_infos_of_a_strange_vec_env_end_the_recording_and_not_the_run(tmp_path: 
 def test_what_is_no_vec_env_is_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(LedgerError, match="goes around a VecEnv"):
         LedgerVecEnv(wrong, tmp_path / "trainer.npz")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("again", [True, False])
+def test_a_tap_that_is_put_on_after_the_first_reset_says_so(tmp_path: Path, kind: str, again: bool) -> None:
+    inner = KINDS[kind]([functools.partial(walk, tmp_path, index) for index in range(2)])
+    drive(inner, 10)
+    with pytest.warns(RuntimeWarning, match="LedgerVecEnv was put around environments that have recorded already"):
+        venv = LedgerVecEnv(inner, tmp_path / "trainer.npz")
+    if again:
+        venv.reset()
+    for _ in range(10):
+        venv.step(np.zeros(2, np.int64))
+    venv.close()
+    comparison = compare(tmp_path)
+    assert comparison.exit_status == 0, str(comparison)
+    assert comparison.events >= 2 * (10 + again)
+    assert (tmp_path / "env-0.old1.npz").exists()

@@ -15,8 +15,8 @@ from ..digest import SpaceDigest
 from ..errors import LedgerError
 from ..format import Place, StreamKey
 from ..recorder import Recorder, describe
-from ..recording import OnError
-from ..vector import MISSING_OBSERVATION, SAME_STEP, Result, RowRecorder, ledger_path
+from ..recording import OnError, warn
+from ..vector import MISSING_OBSERVATION, PUT_ON_LATE, SAME_STEP, Result, RowRecorder, ledger_path
 
 __all__ = ["LedgerVecEnv"]
 
@@ -114,6 +114,9 @@ def _tell_places(venv: VecEnv) -> str:
             return ""
     except NotImplementedError:
         return ""
+    if any(venv.get_attr("has_recorded")):
+        warn(PUT_ON_LATE.format("LedgerVecEnv"))
+        venv.env_method("begin_again")
     for env in range(venv.num_envs):
         venv.env_method("set_wrapper_attr", "ledger_place", Place(None, StreamKey(env=env), run), indices=env)
     return run
