@@ -178,7 +178,8 @@ def run_python(code: str, *arguments: Any, check: bool = True, timeout: float = 
 
 def environment() -> dict[str, str]:
     """The environment of a subprocess that can import the test helpers."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    # Without an empty part, which Python takes for the current directory.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def stepledger(*arguments: Any, check_stderr: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
