@@ -264,6 +264,7 @@ def _is_meta(meta: Meta) -> bool:
         and 0 <= meta["created"] < 1e11
         and all(_is_space(meta[name]) for name in ("observation_space", "action_space"))
         and all(name.isidentifier() and name not in own and descr in ("<u8", "<i8") for name, descr in columns.items())
+        and (meta["tap"] != "learner" or {"h_next", "h_id", "t"} <= columns.keys())
         and isinstance(keys, list)
         and all(_is_key(key) for key in keys)
         and len({tuple(key) for key in keys}) == len(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import pickle
@@ -11,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -716,6 +718,105 @@ class Turned(VecEnvWrapper):
 
     def reset(self) -> Any:
         return self.venv.reset()
+
+
+class InPlace(Turned):
+    """Changes what it hands on in the arrays that it was given."""
+
+    def step_async(self, actions: Any) -> None:
+        self.venv.step_async(actions)
+
+    def step_wait(self) -> Any:
+        observations, rewards, dones, infos = self.venv.step_wait()
+        observations *= np.float32(0.5)
+        rewards *= np.float32(0.1)
+        for info in infos:
+            if "terminal_observation" in info:
+                info["terminal_observation"] = info["terminal_observation"] * np.float32(0.5)
+        return observations, rewards, dones, infos
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN", "SAC"])
+def test_a_wrapper_that_changes_arrays_in_place_is_no_difference(tmp_path: Path, algorithm: str) -> None:
+    assert_silent(learn(model_of(algorithm, InPlace(with_ledgers(tmp_path, "dummy", algorithm=algorithm))), tmp_path, 100))
+
+
+class Together(DummyVecEnv):
+    """Resets all environments by itself within a step, when one has ended, as simulators do that step all at once."""
+
+    def step_wait(self) -> Any:
+        observations, rewards, dones, infos = super().step_wait()
+        if dones.any():
+            for env in np.flatnonzero(~dones):
+                infos[env]["terminal_observation"] = observations[env].copy()
+            observations, dones = self.reset(), np.ones_like(dones)
+        return observations, rewards, dones, infos
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_a_vecenv_that_resets_itself_within_a_step_is_no_stray_call(tmp_path: Path, algorithm: str) -> None:
+    venv = Together([lambda i=i: Walk((9,), i) for i in range(2)])
+    assert_silent(learn(model_of(algorithm, venv), tmp_path, 100))
+
+
+@pytest.mark.parametrize("algorithm", ["DQN n-step", "DQN"])
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.Box(-1, 1, (3,))], ids=["discrete", "box"])
+def test_recording_that_begins_in_the_middle_knows_the_rows_in_any_form(tmp_path: Path, algorithm: str, space: spaces.Space) -> None:
+    model = model_of(algorithm, of_space(space))
+    model.learn(50)
+    callback = LedgerCallback(tmp_path)
+    model.learn(60, reset_num_timesteps=False, callback=callback)
+    assert_silent(callback)
+
+
+def test_values_that_cannot_be_heard_are_said_to_be_not_compared(tmp_path: Path) -> None:
+    model = model_of("PPO", venv_of("PPO"))
+    original = model.policy.predict_values
+    model.policy.predict_values = lambda *args, **kwargs: original(*args, **kwargs)
+    callback = learn(model, tmp_path, 64)
+    assert_silent(callback)
+    assert "2 rewards of a time limit were not compared: predict_values is replaced" in str(callback.comparison)
+
+
+def test_a_reset_below_a_wrapper_that_makes_another_observation_is_found(tmp_path: Path) -> None:
+    class Doubled(gym.ObservationWrapper):
+        def __init__(self, env: gym.Env) -> None:
+            super().__init__(env)
+            self.observation_space = spaces.Dict({"a": env.observation_space, "b": env.observation_space})
+
+        def observation(self, observation: Any) -> Any:
+            return {"a": observation, "b": observation}
+
+    venv = DummyVecEnv([lambda i=i: Doubled(Walk(LENGTHS, i)) for i in range(2)])
+    stray = Strayed("step", lambda callback: callback.training_env.envs[0].unwrapped.reset(), at=(5,))
+    callback = learn(PPO("MultiInputPolicy", venv, n_steps=32, batch_size=32, device="cpu"), tmp_path, 64, stray)
+    assert callback.differences == learner_hop(callback).differences == 1
+    assert "a callback reset the training env between call 5 and 6" in str(callback.comparison)
+
+
+@pytest.mark.parametrize("bound", [1.0, 1000.0])
+def test_float64_actions_of_a_large_range_are_equal_as_float32_holds_them(tmp_path: Path, bound: float) -> None:
+    space = spaces.Box(-bound, bound, (1,), np.float64)
+    venv = DummyVecEnv([lambda i=i: Walk(LENGTHS, i, action_space=space) for i in range(2)])
+    assert_silent(learn(model_of("SAC", venv), tmp_path, 400))
+
+
+def test_a_callback_beside_it_can_be_pickled(tmp_path: Path) -> None:
+    def pickled(callback: BaseCallback) -> None:
+        copies.append(cloudpickle.loads(cloudpickle.dumps(callback)))
+
+    copies: list[Any] = []
+    model = model_of("PPO", venv_of("PPO"))
+    callback = learn(model, tmp_path, 64, Strayed("step", pickled))
+    assert_silent(callback)
+    assert copies
+    with pytest.warns(RuntimeWarning, match="a copy of a LedgerCallback and records nothing"):
+        model.learn(64, callback=copy.deepcopy(callback))
+
+
+def test_a_buffer_of_one_row_is_read(tmp_path: Path) -> None:
+    callback = learn(model_of("DQN", venv_of("DQN"), buffer_size=2, batch_size=1), tmp_path, 60)
+    assert_silent(callback)
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "PPO Box", "DQN", "SAC"])

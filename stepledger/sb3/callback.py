@@ -430,8 +430,19 @@ class LedgerCallback(BaseCallback):
         stop = self._on_difference == "stop" and self.differences > self._before
         return not (stop and self._hooks)  # what is not recorded is not stopped either
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a LedgerCallback belongs to one run and can't be pickled or copied: make another one.")
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not refused: what is beside it, such as another callback, is pickled with it when a worker is started.
+        return LedgerCallbackCopy, ()
+
+
+class LedgerCallbackCopy(BaseCallback):
+    """What a pickled or copied `LedgerCallback` is: that one belongs to its run, and a copy records nothing."""
+
+    def _init_callback(self) -> None:
+        warn("this is a copy of a LedgerCallback and records nothing: make another LedgerCallback.")
+
+    def _on_step(self) -> bool:
+        return True
 
 
 #: Who has ledgers open in a directory.

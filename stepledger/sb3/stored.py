@@ -56,7 +56,7 @@ def episode_starts(model: Any) -> Flags:
     stored = _row(buffer.observations, buffer.pos) if overlaid else _row(buffer.next_observations, buffer.pos - 1)
     now = model._last_obs if model._vec_normalize_env is None else model._last_original_obs
     goes_on = bool(buffer.size()) and all(
-        np.array_equal(one[~ended], np.asarray(other)[~ended], equal_nan=one.dtype.kind == "f")
+        np.array_equal(one[~ended], _as(one, other)[~ended], equal_nan=one.dtype.kind == "f")
         for one, other in (zip(stored.values(), (now[key] for key in stored)) if isinstance(stored, dict) else [(stored, now)])
     )
     return ended if goes_on else np.ones_like(ended)
@@ -224,16 +224,19 @@ class StoredRows:
     def _taken_back(self, stored: npt.NDArray[Any], step: HandedStep) -> Digests:
         """The digests of stored actions as they are sent to the env."""
         space: gymnasium.Space[Any] = self.model.action_space
-        sent, tolerance = stored.reshape(-1, *(space.shape or ())), 0.0
+        sent = stored.reshape(-1, *(space.shape or ()))
+        tolerance, scale = 0.0, np.float64(1.0)
         if isinstance(space, spaces.Box):
             scaled = not self._on_policy or self._squashes(self.model)
             sent = self.model.policy.unscale_action(sent) if scaled else np.clip(sent, space.low, space.high)
             if stored.dtype != step.actions.dtype:  # replay buffers store float64 actions as float32
                 tolerance = _TOLERANCE
+                scale = np.maximum(1.0, (space.high - space.low) / 2) if scaled else scale
         if sent.dtype == step.actions.dtype and sent.tobytes() == step.actions.tobytes():
             return step.act
         # What arrives at the environments may be another action, which a wrapper has made of the trainer's.
-        same = np.isclose(sent, step.actions.reshape(sent.shape), rtol=tolerance, atol=tolerance).reshape(len(sent), -1).all(1)
+        same = np.isclose(sent, step.actions.reshape(sent.shape), rtol=tolerance, atol=tolerance * scale)
+        same = same.reshape(len(sent), -1).all(1)
         return step.act if same.all() else Digests(np.where(same, step.act.values, self._actions.of(sent).values))
 
     def _next_obs(self, pos: int, step: HandedStep) -> Digests:
@@ -257,9 +260,14 @@ class StoredRows:
         if not by_time_limit and stored.tobytes() == step.reward.tobytes():
             return step.given
         rewards = float32_of(stored, len(stored))
+        heard = "predict_values" not in vars(self.model.policy)
         added = [float(self.model.gamma * value[0]) for value in values]
         for env in by_time_limit:
             if step.infos[env].get("terminal_observation") is None:  # the trainer adds nothing then
+                continue
+            if not heard:
+                self.count("rewards of a time limit were not compared: predict_values is replaced on the policy object")
+                rewards[env] = step.given[env]
                 continue
             given = np.float64(step.reward[env])
             for at, one in enumerate(added):
@@ -276,6 +284,8 @@ class StoredRows:
     def added(self, pos: int) -> int:
         """How many rows were added behind a position."""
         added = int(self.buffer.pos) - pos
+        if not added and self.buffer.buffer_size == 1:
+            return 1
         return added if added >= 0 else added + int(self.buffer.buffer_size)
 
     def count(self, sentence: str, number: int = 1) -> None:
@@ -286,6 +296,12 @@ class StoredRows:
 
 def _row(column: Any, pos: int) -> Any:
     return {key: part[pos] for key, part in column.items()} if isinstance(column, dict) else column[pos]
+
+
+def _as(stored: npt.NDArray[Any], observations: Any) -> npt.NDArray[Any]:
+    """Observations in the form in which a buffer stores them."""
+    with np.errstate(all="ignore"):
+        return np.asarray(observations).astype(stored.dtype, copy=False).reshape(stored.shape)
 
 
 def _is_stored(stored: npt.NDArray[np.float32], flags: Flags) -> bool:

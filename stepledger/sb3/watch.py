@@ -163,7 +163,7 @@ class VectorWatch:
         for index, env in enumerate(envs):
             layer: Any = env
             while layer is not None:
-                hooks.add(layer, "reset", self._single(index, "reset"), self._gate)
+                hooks.add(layer, "reset", self._single(index, "reset", outermost=layer is env), self._gate)
                 if layer is env:  # each layer's step would cost as much again
                     hooks.add(layer, "step", self._single(index, "step"), self._gate)
                 layer = layer.env if isinstance(layer, gymnasium.Wrapper) else None
@@ -304,30 +304,36 @@ class VectorWatch:
         observations, rewards, _, infos = result
         seen, digests, rewards_seen, given = self._seen
         raw = self._stored_form(observations)
-        same = raw is seen and self._same_space
+        # The same object that a wrapper has handed on may hold something else by now.
+        unwrapped = self.outer is self.inner
+        same = unwrapped and raw is seen and self._same_space
         self._out = digests if same else self._handed.of(raw)
         self._raw_out = self._out.raw or bytes_of(raw, self._space)
         rewards = rewards if self._raw is None else self._raw.old_reward
-        if rewards is not rewards_seen:
+        if not unwrapped or rewards is not rewards_seen:
             given = float32_of(rewards, self.n)
         next_obs, raw_next = self._out, self._raw_out
         if self._reset_row is not None:
             self._reset_row.h_out = next_obs
-            unwrapped = same and self.outer is self.inner
-            next_obs = self._final if unwrapped else self._handed.replaced(next_obs, _finals(self._ends[0], infos))
+            next_obs = self._final if same else self._handed.replaced(next_obs, _finals(self._ends[0], infos))
             raw_next = next_obs.raw if self._raw is None else b""  # a replay buffer holds what VecNormalize makes of these
         row, self._row = self._row, None
         assert row is not None
         row.h_out, row.r_out = next_obs, given
         if self._stranger is None:
             assert self._sent is not None
-            reward = given if getattr(rewards, "dtype", None) == np.float32 else np.array(rewards, np.float32)
+            reward = given
+            if getattr(rewards, "dtype", None) != np.float32:
+                with np.errstate(all="ignore"):
+                    reward = np.array(rewards, np.float32)
             act, actions = self._sent
             begin = *self._at, act, actions if self._asked is None else self._asked, reward, given
             self.pending = HandedStep(*begin, next_obs, raw_next, *self._ends, infos, self._first, self._before)
             self._pending_row, self.recorder.held, self._new_obs, self._first = row, True, observations, False
 
     def _on_reset(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._gate.closed:  # the VecEnv's own, as part of a step
+            return original(*args, **kwargs)
         observations = self._guarded(original, *args, **kwargs)
         if self.recorder.recording:
             try:
@@ -373,24 +379,24 @@ class VectorWatch:
                 self._fail(error)
         return results
 
-    def _single(self, env: int, name: str) -> Callable[..., Any]:
+    def _single(self, env: int, name: str, outermost: bool = True) -> Callable[..., Any]:
         def handler(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self._gate.closed or not self.recorder.recording:
                 return original(*args, **kwargs)
             result = self._guarded(original, *args, **kwargs)
             try:
-                self._record_single(env, name, args[0] if args else kwargs.get("action"), result)
+                self._record_single(env, name, args[0] if args else kwargs.get("action"), result, outermost=outermost)
             except Exception as error:
                 self._fail(error)
             return result
 
         return handler
 
-    def _record_single(self, env: int, name: str, action: Any, result: Any, first: bool = True) -> None:
-        """Record what a single environment gave past its VecEnv."""
+    def _record_single(self, env: int, name: str, action: Any, result: Any, *, first: bool = True, outermost: bool = True) -> None:
+        """Record what a single environment gave past its VecEnv; a layer inside it gives what the space need not describe."""
         self._stranger = self._callers.stranger() or Caller("the trainer", "its own code")
         here = np.arange(self.n) == env
-        obs = self._unseen.but(env, self._given.one(result[0]))
+        obs = self._unseen.but(env, self._given.one(result[0])) if outermost else self._unseen
         by = self._by(resets=first and name == "reset", steps=first and name == "step", envs=here)
         if name == "reset":
             row = self._row_of_resets(here, obs, by)
