@@ -103,6 +103,7 @@ class _Pair:
         self._ledgers: list[Ledger | None] = [None, None]
         self._count = 0
         self._unknown = ""
+        self._cut_said = ("", 0, 0)  # what was said, of how many steps and episodes
         self._begun = False
         # Whether an event would follow whose flags ended the episode on one side only.
         self._flipped = False
@@ -219,7 +220,7 @@ class _Pair:
     def _end(self) -> None:
         for ledger, tap in zip((self.first_ledger, self.second_ledger), taps_of(self.tally.name)):
             if ledger.open_end and not self._unknown:
-                self._unknown = f"what came after its last event can't be compared, because the ledger of the tap {tap!r} has no end"
+                self._unknown = f"what came after its last event can't be compared, because {_no_end(ledger, tap)}"
         if self._unknown:
             self.tally.unknown.append(f"{stream_name(self.key)}: {self._unknown}")
 
@@ -313,7 +314,7 @@ class _Pair:
             return False
         ledger, tap = shorter
         if ledger.open_end:
-            self._unknown = f"the last {counted(edit.length, 'event')} can't be compared, because the ledger of the tap {tap!r} has no end"
+            self._unknown = f"the last {counted(edit.length, 'event')} can't be compared, because {_no_end(ledger, tap)}"
             return True
         if ledger.meta.get("exited"):
             self._unknown = (
@@ -357,9 +358,19 @@ class _Pair:
             return False
         steps = int((self.a["kind"][begin:stop] == STEP).sum())
         if steps:
-            what = counted(steps, "step")
-            self.tally.notes.append(f"{stream_name(self.key)}: {what} of an episode that was cut off never left the sampler")
+            self._note_cut_off(steps, 1 + len(resets))
         return True
+
+    def _note_cut_off(self, steps: int, episodes: int) -> None:
+        """Say it in one sentence for this stream: each evaluation may cut off one more."""
+        notes, (said, steps_before, episodes_before) = self.tally.notes, self._cut_said
+        if said in notes:
+            notes.remove(said)
+        steps, episodes = steps + steps_before, episodes + episodes_before
+        what = "an episode that was" if episodes == 1 else f"{episodes:,} episodes that were"
+        sentence = f"{stream_name(self.key)}: {counted(steps, 'step')} of {what} cut off never left the sampler"
+        notes.append(sentence)
+        self._cut_said = sentence, steps, episodes
 
     def _never_returned(self, begin: int, stop: int) -> bool:
         """Whether a sampler may have dropped this episode, or part of one: it did not end, or in the same step as the last one wanted."""
@@ -466,6 +477,12 @@ def _ends(data: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
     """Which events end their episode; a reset does not, whatever flags came with it."""
     ended: npt.NDArray[np.bool_] = (data["terminated"] | data["truncated"]) & (data["kind"] == STEP)
     return ended
+
+
+def _no_end(ledger: Ledger, tap: str) -> str:
+    """That a ledger has no end, and why if it says so."""
+    stopped = ledger.meta.get("stopped")
+    return f"the ledger of the tap {tap!r} has no end" + (f": recording was stopped ({stopped})" if stopped else "")
 
 
 def _tails(first: int, second: int) -> list[Edit]:

@@ -403,6 +403,18 @@ def test_a_worker_that_is_killed_costs_its_open_block_alone(tmp_path: Path, monk
     assert {sentence.split(":")[0] for sentence in comparison.hops[0].unknown} >= {"env 1"}
 
 
+def test_the_report_says_why_recording_has_stopped(tmp_path: Path) -> None:
+    envs = walks(tmp_path, n=2)
+    drive(envs, 20)
+    envs.envs[1]._recorder.fail(ValueError("a reason"))
+    drive(envs, 20)
+    envs.close()
+    comparison = compare(tmp_path)
+    assert comparison.exit_status == 3
+    (sentence,) = comparison.hops[0].unknown
+    assert "because the ledger of the tap 'env' has no end: recording was stopped (ValueError: a reason)" in sentence
+
+
 def test_workers_that_are_with_the_environment_at_the_exit_lose_their_open_block_and_it_is_said(tmp_path: Path) -> None:
     run_python(UNCLOSED + "envs.step_async(envs.action_space.sample())", tmp_path, "async")
     comparison = compare(tmp_path)

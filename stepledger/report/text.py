@@ -129,6 +129,8 @@ def _verdict(comparison: Comparison) -> str:
         return "no difference in what was compared, but not all of it could be"
     if not comparison.complete:
         return "no difference as far as recorded; a ledger has an open end, and what came after it is unknown"
+    if empty := [hop.name for hop in comparison.hops if not hop.events and not hop.dropped]:
+        return f"no difference in what was compared, {counted(comparison.events, 'event')}; nothing was compared of {', '.join(empty)}"
     skipped = [f"{name} ({hop.name})" for hop in comparison.hops for name, one in hop.fields.items() if one.status == "not compared"]
     if skipped:
         return f"no difference in what was compared, {counted(comparison.events, 'event')}; not compared: {', '.join(skipped)}"
