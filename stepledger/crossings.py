@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .format import StreamKey
 from .sampled import Ints, Sampled
-from .strays import Stray, joins, overwritten
+from .strays import Stray, crossed, joins, overwritten
 
 __all__ = ["Crossings"]
 
@@ -81,8 +81,7 @@ class Crossings:
         sentences = []
         for number in sorted(self._rows)[:_NAMED]:
             stray, rows = self._strays[number], self._rows[number]
-            crossed = f"{rows:,} stored transition{'s' if rows != 1 else ''} cross{'es' if rows == 1 else ''} {stray.cut}"
-            sentences.append("; ".join([str(stray), *([self._first[number]] if number in self._first else []), crossed]))
+            sentences.append("; ".join([str(stray), *([self._first[number]] if number in self._first else []), crossed(rows, stray)]))
         more = len(self._rows) - _NAMED
         harmless = [Stray(*one) for number, one in enumerate(known, 1) if one and number not in self._rows]
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LEARN", "UNSEEN", "UNSTORED", "Stray", "joins", "overwritten"]
+__all__ = ["LEARN", "UNSEEN", "UNSTORED", "Stray", "crossed", "joins", "overwritten"]
 
 #: In the column ``by`` of a vector ledger: 0, the trainer made this event; from 1 on, the stray call of that number; and these two.
 #: ``LEARN``: the reset with which ``learn()`` began. ``UNSTORED``: the trainer's last step, behind which learning was stopped.
@@ -49,6 +49,11 @@ class Stray(NamedTuple):
 
 def _times(number: int) -> str:
     return "" if number == 1 else f" {number:,} times"
+
+
+def crossed(rows: int, stray: Stray) -> str:
+    """How many stored transitions cross stray calls."""
+    return f"{rows:,} stored transition{'' if rows == 1 else 's'} cross{'es' if rows == 1 else ''} {stray.cut}"
 
 
 def joins(env: int, before: tuple[int, int], after: tuple[int, int]) -> str:

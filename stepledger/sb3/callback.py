@@ -18,7 +18,7 @@ from ..digest import DIGESTS
 from ..errors import LedgerError
 from ..recording import OnError, check_on_error, warn
 from ..result import Comparison
-from ..strays import joins, overwritten
+from ..strays import crossed, joins, overwritten
 from .callers import Callers, begins_anew, outermost
 from .handed import HandedStep, StrayCalls, innermost
 from .hooks import Hooks
@@ -412,7 +412,7 @@ class LedgerCallback(BaseCallback):
             what = overwritten(env, before)
         else:
             what = joins(env, before, (int(stray.after[0][env]), int(stray.after[1][env]) + 1))
-        return f"{stray.calls}; {what}; {rows:,} stored transitions cross {stray.calls.cut}"
+        return f"{stray.calls}; {what}; {crossed(rows, stray.calls)}"
 
     def _tell(self, text: str) -> None:
         if self._on_difference == "log":
