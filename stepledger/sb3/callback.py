@@ -113,10 +113,10 @@ class LedgerCallback(BaseCallback):
         if self._is_another(model):
             self._say("this LedgerCallback recorded another model, and this one is not recorded: make a LedgerCallback for each.")
             return
-        vec_env: Any = model.env
-        if type(vec_env).step is not VecEnv.step:
-            raise LedgerError(f"{type(vec_env).__name__} has a step() of its own, and only step_async() and step_wait() are recorded.")
-        self._refuse_second_tap(model.env)
+        env: Any = model.env
+        if type(env).step is not VecEnv.step:
+            raise LedgerError(f"{type(env).__name__} has a step() of its own, and only step_async() and step_wait() are recorded.")
+        self._refuse_second_tap(env)
         self._take_directory()
         watch, rows, self._before = self._watch, self._rows, self.differences
         if watch is not None and not watch.recorder.recording:
@@ -129,8 +129,7 @@ class LedgerCallback(BaseCallback):
         elif not watch.fits(model):
             self._say("the VecEnv was replaced by one with other spaces or another number of environments: what comes now is not recorded.")
             return
-        watch_env: Any = model.env
-        if getattr(innermost(watch_env), "waiting", False):
+        if getattr(innermost(env), "waiting", False):
             self._say(
                 "a step was sent to the SubprocVecEnv, and its replies were never received: replies may come a step late from here on, "
                 "so make the VecEnv again."

@@ -133,7 +133,7 @@ class StoredRows:
             said["next_obs"] = {"skip": f"{_NOT_STORED} next observations"}
             said["terminated"] = {"skip": f"{_NOT_STORED} ends, but episode_start of the next row"}
             said["truncated"] = {"skip": f"{_NOT_STORED} time limits, but adds gamma * V(final observation) to the reward"}
-            said["reward"] = {"note": f"without the gamma * V(final observation) of a time limit, computed again within {_TOLERANCE}"}
+            said["reward"] = {"note": f"without the gamma * V(final observation) of a time limit, within {_TOLERANCE}"}
             if box:
                 said["action"] = {"note": "unscaled to the action space" if self._squashes(model) else "clipped to the action space"}
         else:
