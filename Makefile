@@ -1,7 +1,11 @@
 # make demo    train RLlib PPO with ledgers on, once clean and once with an injected fault, and print both comparisons
 # make test    all tests
 # make test-long    those that take long: all algorithms with all vectorisations and Learners, EnvRunners killed at twenty moments;
-#              Stable-Baselines3: all algorithms, wrappers and stray calls over 20,000 steps each, the post's scripts over 200,000
+#              Stable-Baselines3: all algorithms, wrappers and stray calls over 20,000 steps each, the post's scripts over 200,000;
+#              200 runs killed at random moments; a disk that fails at every call that writes;
+#              every byte of small ledgers damaged in every way
+# make fuzz    ten minutes (FUZZ_SECONDS) of files that atheris makes of small ledgers, in an environment of its own: PYTHON must be one that
+#              atheris has a wheel for, such as 3.11
 # make lint    ruff and mypy
 # make bench   what recording costs, here
 #
@@ -14,7 +18,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo test test-long fuzz lint bench clean
 
 demo: $(READY)
 	@rm -rf build/demo
@@ -31,9 +35,27 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not ray"
 	$(BIN)/python -m pytest -q -m ray
 
+# Tests here do more of the same where STEPLEDGER_LONG is set; the others that take long are marked so.
+MORE := $(addprefix tests/test_,damage.py disks.py processes.py sb3_learner.py sb3_post.py)
+
 test-long: $(READY)
-	STEPLEDGER_LONG=1 $(BIN)/python -m pytest -q -s -m long
-	STEPLEDGER_LONG=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/test_sb3_learner.py tests/test_sb3_post.py
+	STEPLEDGER_LONG=1 $(BIN)/python -m pytest -q -s -m long $(addprefix --ignore=,$(MORE))
+	STEPLEDGER_LONG=1 $(BIN)/python -m pytest -q -n $(WORKERS) $(MORE)
+
+# What was found lies in build/fuzz; what was new to it is added to the corpus, of which git keeps a few.
+FUZZ_SECONDS ?= 600
+FUZZ_VENV ?= .venv-fuzz
+FUZZ_READY := $(FUZZ_VENV)/.ready
+
+fuzz: $(FUZZ_READY)
+	@mkdir -p build/fuzz/corpus
+	$(FUZZ_VENV)/bin/python fuzz/fuzz_ledger.py build/fuzz/corpus fuzz/corpus -max_total_time=$(FUZZ_SECONDS) -max_len=16000 -timeout=20 \
+		-rss_limit_mb=1024 -artifact_prefix=build/fuzz/ -print_final_stats=1
+
+$(FUZZ_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/python -m pip install -qq -c constraints.txt -e . pytest atheris
+	@touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -50,4 +72,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(FUZZ_VENV) build *.egg-info

@@ -4,7 +4,9 @@
     python benchmarks/overhead.py --rllib      # time of RLlib's train() with ledgers over without
 
 The first part is the published reference's own benchmark: a SyncVectorEnv of 16 Pendulum-v1, random actions, 5,000 vector steps, the
-median of 5 interleaved runs. RecordEpisodeStatistics is there for scale.
+median of 5 interleaved runs; then the same in short turns. RecordEpisodeStatistics is there for scale, and where they are installed
+Minari's DataCollector, which keeps what it sees (``pip install "minari[create,hdf5]" pillow``), and, on a DummyVecEnv of the same
+environments, the VecMonitor of Stable-Baselines3 (the extra ``sb3``).
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import importlib.util
+import os
+import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -38,28 +44,57 @@ def vector(directory: Path | None) -> VectorEnv:
     return SyncVectorEnv([functools.partial(make, directory, index) for index in range(ENVS)])
 
 
+def collected() -> VectorEnv:
+    from minari import DataCollector
+
+    return SyncVectorEnv([lambda: DataCollector(gym.make("Pendulum-v1"), data_format="hdf5")] * ENVS)
+
+
+def has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
 def variants(directory: Path) -> dict[str, Callable[[], VectorEnv]]:
+    beside = {"Minari's DataCollector": collected} if all(map(has, ("minari", "h5py", "jax", "PIL"))) else {}
     return {
         "none": lambda: vector(None),
         "LedgerEnv on each env": lambda: vector(directory / "env"),
         "LedgerVectorEnv": lambda: LedgerVectorEnv(vector(None), directory / "vector.npz"),
         "both": lambda: LedgerVectorEnv(vector(directory / "both"), directory / "both" / "trainer.npz"),
         "RecordEpisodeStatistics": lambda: RecordEpisodeStatistics(vector(None)),
+        **beside,
     }
 
 
-def seconds(envs: VectorEnv, steps: int) -> float:
+def vec_env_variants(directory: Path) -> dict[str, Callable[[], Any]]:
+    """The same with a VecEnv of Stable-Baselines3."""
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+
+    from stepledger.sb3 import LedgerVecEnv
+
+    def dummy(directory: Path | None) -> DummyVecEnv:
+        return DummyVecEnv([functools.partial(make, directory, index) for index in range(ENVS)])
+
+    return {
+        "none": lambda: dummy(None),
+        "LedgerEnv on each env": lambda: dummy(directory / "env"),
+        "LedgerVecEnv": lambda: LedgerVecEnv(dummy(None), directory / "vector.npz"),
+        "both": lambda: LedgerVecEnv(dummy(directory / "both"), directory / "both" / "trainer.npz"),
+        "VecMonitor": lambda: VecMonitor(dummy(None)),
+    }
+
+
+def seconds(envs: Any, steps: int) -> float:
     """Seconds for this many vector steps with the same random actions in every run; closing is not counted."""
-    envs.reset(seed=0)
-    envs.action_space.seed(0)
-    actions = [envs.action_space.sample() for _ in range(64)]
+    envs.reset()
+    actions = np.random.default_rng(0).uniform(-2, 2, (64, ENVS, 1)).astype(np.float32)
     start = time.perf_counter()
     for step in range(steps):
         envs.step(actions[step % 64])
     return time.perf_counter() - start
 
 
-def gymnasium_part(steps: int, runs: int) -> None:
+def interleaved(what: str, variants: Callable[[Path], Mapping[str, Callable[[], Any]]], steps: int, runs: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         times: dict[str, list[float]] = {}
         for run in range(runs):
@@ -68,22 +103,23 @@ def gymnasium_part(steps: int, runs: int) -> None:
                 times.setdefault(name, []).append(seconds(envs, steps))
                 envs.close()
     none = statistics.median(times["none"])
-    print(f"SyncVectorEnv, {ENVS} Pendulum-v1, {steps:,} vector steps, median of {runs} interleaved runs")
+    print(f"{what}, {ENVS} Pendulum-v1, {steps:,} vector steps, median of {runs} interleaved runs")
     for name, measured in times.items():
         ratio = statistics.median(one / base for one, base in zip(measured, times["none"]))
         print(f"  {name:26s} {statistics.median(measured) / steps * 1e6:7.1f} us per vector step   {ratio:.2f}x")
     print(f"  (one env step without ledger: {none / steps / ENVS * 1e6:.1f} us)")
 
 
-def turns_part(turn: int, rounds: int) -> None:
+def turns(variants: Callable[[Path], Mapping[str, Callable[[], Any]]], turn: int, rounds: int) -> None:
     """The same in short turns: the machine's own changes of speed fall out, but the variants drive each other out of its caches."""
     with tempfile.TemporaryDirectory() as temporary:
-        all_envs = {name: build() for name, build in variants(Path(temporary)).items()}
+        builds = {name: build for name, build in variants(Path(temporary)).items() if not name.startswith("Minari")}  # it fills the caches
         # Blocks are written by the clock, which goes on while the other variants have their turns.
-        recorder.FLUSH_SECONDS *= len(all_envs)
+        seconds_before, recorder.FLUSH_SECONDS = recorder.FLUSH_SECONDS, recorder.FLUSH_SECONDS * len(builds)
+        all_envs = {name: build() for name, build in builds.items()}
         for envs in all_envs.values():
             seconds(envs, turn)
-        actions = [all_envs["none"].action_space.sample() for _ in range(64)]
+        actions = np.random.default_rng(0).uniform(-2, 2, (64, ENVS, 1)).astype(np.float32)
         times: dict[str, list[float]] = {name: [] for name in all_envs}
         for _ in range(rounds):
             for name, envs in all_envs.items():
@@ -93,6 +129,7 @@ def turns_part(turn: int, rounds: int) -> None:
                 times[name].append(time.perf_counter() - start)
         for envs in all_envs.values():
             envs.close()
+        recorder.FLUSH_SECONDS = seconds_before
     print(f"the same in turns of {turn} vector steps, median of {rounds} ratios")
     for name, measured in times.items():
         print(f"  {name:26s} {statistics.median(one / base for one, base in zip(measured, times['none'])):.2f}x")
@@ -195,8 +232,13 @@ def main() -> None:
     if arguments.rllib:
         rllib_part(arguments.iterations, arguments.env)
         return
-    gymnasium_part(arguments.steps, arguments.runs)
-    turns_part(100, 100)
+    versions = ", ".join(f"{one.__name__} {one.__version__}" for one in (gym, np))
+    print(f"Python {platform.python_version()}, {versions}, {platform.machine()}, {os.cpu_count()} cores")
+    interleaved("SyncVectorEnv", variants, arguments.steps, arguments.runs)
+    turns(variants, 100, 100)
+    if has("stable_baselines3"):
+        interleaved("DummyVecEnv", vec_env_variants, arguments.steps, arguments.runs)
+        turns(vec_env_variants, 100, 100)
     digest_part(arguments.runs)
 
 

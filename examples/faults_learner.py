@@ -70,8 +70,11 @@ class LearnerFaultCallback(RLlibCallback):
         self._calls += 1
         before = list(_transitions(samples))
         after = _CHANGES[self._fault](list(samples), self._choose)
+        made = list(_transitions(after))
+        if self._once and before == made:  # what it put in its place was the same: another time
+            self._done = False
         if self._log is not None:
-            _write(self._log, before, list(_transitions(after)))
+            _write(self._log, before, made)
         return after
 
     def _choose(self) -> bool:

@@ -10,13 +10,14 @@ from .errors import LedgerError
 from .format import StreamKey
 from .learner import LearnerLedger
 from .ledger import Ledger, Stream, read
-from .result import Comparison, Difference, FieldResult, Hop
+from .result import Comparison, Difference, FieldResult, Finding, Hop
 from .vector import LedgerVectorEnv
 
 __all__ = [
     "Comparison",
     "Difference",
     "FieldResult",
+    "Finding",
     "Hop",
     "LearnerLedger",
     "Ledger",

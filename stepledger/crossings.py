@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .format import StreamKey
+from .result import Explanation
 from .sampled import Ints, Sampled
 from .strays import Stray, crossed, joins, overwritten
 
@@ -29,7 +30,7 @@ class Crossings:
         self._first: dict[int, str] = {}
         self._shown: set[tuple[int, StreamKey]] = set()
 
-    def cut(self, sampled: Sampled, row: int, place: Place) -> tuple[str, ...]:
+    def cut(self, sampled: Sampled, row: int, place: Place) -> tuple[Explanation, ...]:
         """Why a transition differs, if a stray call came before it, or behind it and before it was stored."""
         if not sampled.has_strays:
             return ()
@@ -41,7 +42,7 @@ class Crossings:
         self._rows[number] = self._rows.get(number, 0) + 1
         self._first.setdefault(number, sentence)
         self._shown.add((number, place[0]))
-        return sentence, str(self._stray(sampled, number))
+        return Explanation("SL501", str(self._stray(sampled, number))), Explanation("SL501", sentence)
 
     def uncut(self, sampled: Sampled, at: Ints, different: Ints, marked: npt.NDArray[np.bool_]) -> Iterator[tuple[Place, str]]:
         """The stray calls that don't show in the transitions around them, and after which the trainer was not told either.

@@ -22,13 +22,15 @@ from gymnasium import spaces
 
 from .errors import LedgerError
 
-__all__ = ["DIGESTS", "MISSING", "SpaceDigest"]
+__all__ = ["DIGESTS", "MISSING", "MISSING_NUMBER", "SpaceDigest"]
 
 Hash = Callable[[Any, int], bytes]
 Layout = tuple[np.dtype[Any], tuple[int, ...]] | None
 
 #: Stands for a value that did not arrive at all, such as a final observation that is absent from ``info``. No value digests to it.
 MISSING = bytes(8)
+#: Likewise, as the columns of a ledger have it.
+MISSING_NUMBER = int.from_bytes(MISSING, "big")
 
 #: Rows up to this many bytes are cut out of one copy of the batch; longer ones are hashed where they lie.
 _SMALL_ROW = 1024
@@ -112,8 +114,11 @@ class _ArrayLeaf:
 
 
 def _cast(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype == dtype:
+        return array
     with np.errstate(all="ignore"):
-        return np.asarray(value).astype(dtype, copy=False)
+        return array.astype(dtype)
 
 
 @functools.lru_cache(maxsize=256)

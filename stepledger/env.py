@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,15 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from .bounds import described
+from .checks import EnvChecks, Resets
 from .digest import MISSING, SpaceDigest
 from .errors import LedgerError
+from .flush import Flush
 from .format import Place, StreamKey
 from .recorder import RESET_FLAG, ROW, Recorder, describe
 from .recording import OnError, check_on_error
+from .window import keeping
 
 __all__ = ["LedgerEnv"]
 
@@ -37,10 +42,16 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         index: The environment's position in the trainer's vector env. `None`: `LedgerVectorEnv` or `stepledger.sb3.LedgerVecEnv`,
             put around the vector env, tells it.
         reward_dtype: ``np.float32`` or ``np.float64``; rewards are compared after the cast to it. The same on both sides.
-        keep_values: Also store observations and actions, so that a report prints both sides' values. The same on both sides.
+        keep_values: Also store observations and actions, so that a report prints both sides' values. A number, 2 or more: keep those of
+            so many events, the last ones, in memory, and store them when the ledger is written, and when a comparison that runs beside
+            the recording finds a difference. The same on both sides, or a report has the values of one.
         digest: ``"xxh3_64"`` or ``"blake2b"``. The same on both sides.
         on_error: What happens when recording fails (a full disk, a value that does not fit the space): ``"warn"`` once, mark the
             ledger, and let training go on; or ``"raise"``.
+        flush_every: When this process is killed, at most so many events of this ledger are lost, besides the one that is happening: a
+            block of so many is written. `None`: 8,192. A vector env writes at least one step of all its environments at a time.
+        flush_seconds: A block that is so old is written with the next event, however few it has. `None`: 2. While events come fast the
+            clock is not looked at for each; when they become slow all of a sudden, up to 256 more may come before it is.
 
     Raises:
         LedgerError: A space or a setting can't be recorded.
@@ -53,9 +64,11 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         index: int | None = None,
         *,
         reward_dtype: npt.DTypeLike = np.float32,
-        keep_values: bool = False,
+        keep_values: bool | int = False,
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
+        flush_every: int | None = None,
+        flush_seconds: float | None = None,
     ) -> None:
         if not isinstance(env, gymnasium.Env):
             raise LedgerError(f"LedgerEnv goes around a gymnasium.Env, and not around a {type(env).__name__}: wrap a single environment.")
@@ -65,16 +78,22 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._directory = None if directory is None else os.path.abspath(directory)
         self._given = index is not None
         self._place = Place(None, StreamKey(env=int(index or 0))) if self._given else None
-        self._options: dict[str, Any] = {"reward_dtype": reward_dtype, "keep_values": bool(keep_values), "digest": digest}
+        self._options: dict[str, Any] = {"reward_dtype": reward_dtype, "keep_values": keeping(keep_values), "digest": digest}
         check_on_error(on_error)
         self._on_error = on_error
+        self._flush = Flush.of(flush_every, flush_seconds)
         self._prepare()
 
     def _prepare(self) -> None:
         self._observations = SpaceDigest(self.env.observation_space, self._options["digest"])
         self._actions = SpaceDigest(self.env.action_space, self._options["digest"])
-        self._meta = describe("env", self._observations, self._actions, [StreamKey()], **self._options)
+        more: dict[str, Any] = {"time_limit": limit} if (limit := time_limit(self.env)) else {}
+        self._meta = describe("env", self._observations, self._actions, [StreamKey()], **self._options, **more)
+        if self._options["keep_values"]:
+            both = {"obs": (self.env.observation_space, self._observations), "act": (self.env.action_space, self._actions)}
+            self._meta["bounds"] = {which: [described(space, path) for path in digest.paths] for which, (space, digest) in both.items()}
         self._recorder: Recorder | None = None
+        self._checks: EnvChecks | None = None
         self._passive = False
 
     @property
@@ -87,8 +106,9 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         given = self._place if self._given and place.directory is None else None
         self._place = place if given is None else given._replace(run=place.run)
         if place.options is not None and self._recorder is None:
-            self._options = {name: value for name, value in place.options.items() if name != "on_error"}
-            self._on_error = place.options["on_error"]
+            self._options = dict(place.options)
+            self._on_error = self._options.pop("on_error")
+            self._flush = Flush.of(self._options.pop("flush_every"), self._options.pop("flush_seconds"))
             passive = self._passive
             self._prepare()
             self._passive = passive
@@ -130,7 +150,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _begin(self) -> Recorder:
         """Make the recorder at the first event, in the process in which the environment lives."""
-        recorder = Recorder(None, self._meta, on_error=self._on_error)
+        recorder = Recorder(None, self._meta, on_error=self._on_error, flush=self._flush)
         recorder.recording = not self._passive
         recorder.digest_action, recorder.digest_observation = self._actions.one, self._observations.one
         if recorder.recording:
@@ -141,6 +161,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._recorder = recorder
         if self._options["keep_values"]:
             self._keep_values(recorder)
+        self._resets = Resets(recorder.final)
+        self._checks = EnvChecks(recorder, self.env, self._observations) if recorder.recording else None
         return recorder
 
     def _keep_values(self, recorder: Recorder) -> None:
@@ -164,6 +186,8 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment and record a reset event."""
+        if self._checks is not None:
+            self._checks.before_reset()
         result = self.env.reset(seed=seed, options=options)
         recorder = self._recorder or self._begin()
         if not recorder.recording:
@@ -171,6 +195,7 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         else:
             try:
                 recorder.append(_row(MISSING, recorder.digest_observation(result[0]), 0.0, False, False)[:-2] + _RESET)
+                self._resets.count(seed, options)
             except BaseException as error:
                 recorder.fail(error)
         return result
@@ -209,6 +234,11 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._recorder is not None:
             self._recorder.write()
 
+    def save_values(self, streams: Mapping[str, Sequence[int]]) -> None:
+        """Write kept values that are in memory only, see `stepledger.recording.Recording.save_values`."""
+        if self._recorder is not None:
+            self._recorder.save_values(streams)
+
     def forget(self, events: Mapping[str, Sequence[int]]) -> None:
         """Drop events from the journal, see `stepledger.recording.Recording.forget`."""
         if self._recorder is not None:
@@ -243,8 +273,22 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._passive = passive
 
 
+def time_limit(env: Any) -> int | None:
+    """The number of steps after which an environment says that its episodes are truncated, if it says so."""
+    limits: list[Any] = []
+    # Not by the spec of the outermost wrapper: that makes a copy of all below it, keeps it, and may warn.
+    with contextlib.suppress(Exception):
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, gymnasium.wrappers.TimeLimit):
+                limits.append(env._max_episode_steps)
+            env = env.env
+        limits = limits or [env.spec.max_episode_steps]
+    limits = [int(limit) for limit in limits if isinstance(limit, (int, np.integer)) and 0 < limit < 1 << 62]
+    return min(limits, default=None)
+
+
 #: What a copy makes for itself.
-_RUNTIME = {"_recorder", "_observations", "_actions", "_meta"}
+_RUNTIME = {"_recorder", "_observations", "_actions", "_meta", "_checks", "_resets"}
 
 _row = ROW.pack
 

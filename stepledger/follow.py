@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .archive import ForeignFileError
 from .compare import Comparer
+from .directory import find
 from .errors import LedgerError
 from .format import JOURNAL, SEALED, StreamKey
-from .journal import is_locked, scan
-from .ledger import ForeignFileError, Ledger, Streams, find, ledger_of, read
-from .result import Comparison
+from .journal import is_locked
+from .ledger import Ledger, Streams, ledger_of, read
+from .pairs import group_of
+from .result import Comparison, Difference
+from .scan import scan
 
 __all__ = ["Follower", "Watcher"]
 
@@ -65,7 +70,7 @@ class Follower:
 
     def _more(self, name: Path, followed: _Followed) -> Ledger | None:
         journal, sealed = name.with_suffix(JOURNAL), name.with_suffix(SEALED)
-        if journal.exists() and ((alive := is_locked(journal)) or not sealed.exists()):
+        if journal.is_file() and ((alive := is_locked(journal)) or not sealed.exists()):
             return self._from_journal(name, journal, alive, followed)
         stat = sealed.stat()
         if followed.sealed == (stat.st_size, stat.st_mtime):
@@ -83,10 +88,8 @@ class Follower:
                 return None
             raise
         followed.position, followed.begins = written.position, written.meta.get("begins")
-        part = replace(ledger_of(journal, written), open_end=not alive)
-        if written.goes_on:
-            streams = [replace(stream, begin=followed.taken[key]) for key, stream in part.streams.items()]
-            part = replace(part, streams=Streams(streams))
+        taken = [followed.taken[StreamKey(*key)] for key in written.meta["stream_keys"]] if written.goes_on else None
+        part = replace(ledger_of(journal, written, taken), open_end=not alive)
         return self._new(part, followed, name) if part.events or part.open_end or not written.goes_on else None
 
     @staticmethod
@@ -113,6 +116,8 @@ class Watcher:
         self._follower = Follower(directory, run)
         self._comparer = Comparer()
         self._elsewhere: set[Path] = set()
+        self._differences: Counter[tuple[str, StreamKey]] = Counter()
+        self._differing: set[tuple[str, StreamKey]] = set()
 
     def compare(self, end: bool, *others: Sequence[Ledger]) -> tuple[Comparison, dict[str, list[int]], str]:
         """Compare what has been written since the last time.
@@ -130,6 +135,18 @@ class Watcher:
             # What is on another node may have been copied to this one.
             ours = [ledger for ledger in self._follower.news() if ledger.path not in self._elsewhere]
             self._comparer.add([*ours, *theirs])
-            return self._comparer.compare(end), self._comparer.done_with(), ""
+            comparison = self._comparer.compare(end)
         except LedgerError as error:
             return Comparison((), ()), {}, str(error)
+        before, self._differences = self._differences, Counter(map(_whose, comparison.differences))
+        self._differing = {whose for whose, number in self._differences.items() if number > before[whose]}
+        return comparison, self._comparer.done_with(), ""
+
+    def differing(self) -> dict[str, list[int]]:
+        """For each ledger, the positions of those of its streams in which the last comparison found a difference that is kept."""
+        return self._comparer.positions(self._differing)
+
+
+def _whose(difference: Difference) -> tuple[str, StreamKey]:
+    """The group and the stream of a difference."""
+    return group_of(difference.hop), StreamKey(difference.runner, difference.env, difference.agent, difference.incarnation)

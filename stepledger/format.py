@@ -1,6 +1,6 @@
 """The file format: what a journal and a sealed ledger hold.
 
-The reader is in `stepledger.ledger`, the writers are in `stepledger.journal` and `stepledger.sealed`.
+The readers are in `stepledger.archive` and `stepledger.journal`, the writers in `stepledger.journal` and `stepledger.sealed`.
 
 A **sealed ledger** is an ``.npz`` without pickles. Its members, in this order (n events in all, concatenated over the streams):
 
@@ -17,16 +17,32 @@ more digests            as in meta      ``meta.columns`` names them: identities 
 ``episode`` ``step``    int64           from 0 at the first reset; step 0 is the reset. Deflated; all other columns are stored as they are
 ``values_obs_{j}`` ..   leaf's dtype    with ``keep_values``: one row per event and leaf of the space (``values_act_{j}`` likewise);
                                         a leaf without a fixed shape is UTF-8 JSON in uint8 with ``values_obs_{j}_offsets`` (int64, n + 1)
+``values_index``        int64           where ``keep_values`` is a number: the events, of the n, that the rows of ``values_*`` belong to
 ======================  ==============  ===================================================================================
 
-A **journal** is a sequence of ``np.save`` records. The first is the meta (uint8, JSON); then, block after block, one structured array
-of events (`event_dtype`, ordered by stream) and the kept values of those events, leaf by leaf. Each record is followed by 8 bytes: its
-xxh3_64, seeded with the checksum before it, so that a record that is cut, changed or moved ends what can be trusted.
+A **journal** is a sequence of ``np.save`` records. The first is the meta (uint8, JSON); then, block after block, one structured array of
+events (`event_dtype`, ordered by stream, whose number takes 1, 2 or 4 bytes) and the kept values of those events, leaf by leaf. Where
+``keep_values`` is a number, blocks have no values; some come later, behind a structured array that says whose they are (`KEPT`, ordered
+by stream and event). Each record is followed by 8 bytes: its xxh3_64, seeded with the checksum before it, so that one that is cut,
+changed or moved ends what can be trusted.
 
-The **meta** of both is one JSON object. Those in the first part are always there; a sealed ledger has those of the last part besides:
+The **first version** (`FIRST`, the published reference's) is a sealed ledger too, whose README says this of it: a JSON ``meta`` with the
+version of the format, the side, the reward dtype, the spaces and the version of the package; the env index of each stream; stream offsets;
+the eight columns, ``h_rew`` as uint64; ``values_obs_{j}`` and ``values_act_{j}``, one array per leaf; 64-bit blake2b digests of shape,
+dtype and bytes; ``truncated`` stored as "truncated and not terminated". Where it says no more, `stepledger.version1` assumes:
+
+- The entries and members that it gives no name are those of the lists in that module: any one that is there is taken.
+- The version is the integer 1. The side is ``"env"`` or ``"trainer"``; where there is none, one stream in a file ``env-{index}.npz`` is an
+  environment's. Spaces may be described by any JSON, as long as both sides say the same.
+- Offsets begin at 0; the last one, the number of events, may be missing.
+- A reset has nothing but its observation. What is written in its other columns is not looked at.
+- In which order shape, dtype and bytes are digested is unknown, so that its digests are compared with each other only.
+
+The **meta** of the present versions is one JSON object. Those in the first part are always there; a sealed ledger has those of the last
+part besides:
 
 =====================  ===============  ===================================================================================
-``format``             int              `FORMAT`
+``format``             int              `FORMAT`, or `WINDOWED` where ``keep_values`` is a number
 ``id``                 str              of this ledger, unique
 ``tap``                str              ``"env"``, ``"vector"``, ``"episode"`` or ``"learner"``
 ``digest``             str              ``"xxh3_64"`` or ``"blake2b"``
@@ -34,7 +50,7 @@ The **meta** of both is one JSON object. Those in the first part are always ther
 ``observation_space``  object           its ``type`` and what of it values are cast to; ``leaves``: a path and a space for each leaf
 ``action_space``       object           likewise
 ``stream_keys``        list             a `StreamKey` for each stream, as a list; a learner's ``env`` is its own index
-``keep_values``        bool             whether observations and actions are stored
+``keep_values``        bool, int        whether observations and actions are stored; a number: of so many events, the last of each stream
 ``values``             object           ``obs``, ``act``: for each stored leaf its dtype and shape, or null where it is JSON
 ``leaves``             object           ``obs``, ``act``: for each leaf the keys that lead to it
 ``created``            float            seconds since 1970
@@ -47,7 +63,7 @@ The **meta** of both is one JSON object. Those in the first part are always ther
 ``taps``               list of str      taps that the run has, so that one that is missing is missed
 ``conflicts_with``     str              ``id`` of the ledger that was recorded under the same name at the same time, or empty
 ``begins``             list             for each stream: events dropped before the first that is here, episode and step of the last of them
-``autoreset_mode``     str              a vector env's: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``; for the reader only
+``autoreset_mode``     str              a vector env's: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``: which events one call has
 ``flags``              str              ``"exclusive"``: truncated is "truncated and not terminated"; ``"done"``: terminated is either;
                                         ``"both"``, or absent: each is what it says
 ``fields``             object           field -> what is said of it: ``skip``, why it can't be compared; ``note``, by which function a
@@ -60,19 +76,26 @@ The **meta** of both is one JSON object. Those in the first part are always ther
 ``horizon``            int              how many sampled steps may still be learned from
 ``gamma``              float            by which rewards over n steps (column ``n``) were summed
 ``runners``            list of int      EnvRunners whose steps a learner was given
+``time_limit``         int              steps after which the environment says that its episodes are truncated
+``bounds``             object           with ``keep_values``, an environment's: ``obs``, ``act``: for each stored leaf its least and its
+                                        greatest value, each a number, a list of them or null where there is none; or null
 ---------------------  ---------------  -----------------------------------------------------------------------------------
 ``ended``              float            seconds since 1970
 ``in_flight``          bool             a call was with the environment when the ledger was written
 ``exited``             bool             written at interpreter exit, and not by ``close()``
 ``stopped``            str              why recording ended before the run did
 ``notes``              list of str      sentences for the report; an EnvRunner's are in the journal too
+``checks``             object           of the values of the first ``calls`` calls: the codes of those that were ``made``, and what was
+                                        ``found``: code, stream, episode, step (of a vector env -1 and the call), how often, the first
+``resets``             list of int      an environment's: its resets, those with a seed, different seeds, those with options, and those
+                                        behind the last one that had options
+``checkpoints``        list             for each checkpoint that was saved, the number of events of each stream at that moment
 ``strays``             list             calls of the training env that are not its trainer's, see `stepledger.strays.Stray` (column ``by``)
 =====================  ===============  ===================================================================================
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,16 +103,19 @@ import numpy as np
 import numpy.typing as npt
 
 from .digest import Layout
-from .errors import LedgerError
 
-__all__ = ["FORMAT", "RESET", "STEP", "TRANSITION", "Place", "StreamKey", "event_dtype"]
+__all__ = ["FIRST", "FORMAT", "KEPT", "RESET", "STEP", "TRANSITION", "WINDOWED", "Place", "StreamKey", "event_dtype", "window_of"]
 
-#: Version of the format, in ``meta.format``. 1: the published reference (blake2b, no ``tap``, no journal). 2: this one.
-FORMAT = 2
+#: Version of the format, in ``meta.format``. 1: the published reference (blake2b, no ``tap``, no journal); it is read, and never written.
+#: 2: this one. 3: where ``keep_values`` is a number, so that readers that don't know of it refuse the ledger.
+FIRST, FORMAT, WINDOWED = 1, 2, 3
 
 RESET, STEP, TRANSITION = 0, 1, 2
 
 SEALED, JOURNAL = ".npz", ".journal"
+
+#: The journal's record of whose a row of kept values is; events are counted from the stream's first of all.
+KEPT = np.dtype([("stream", "<u4"), ("event", "<i8")])
 
 #: Reward dtypes that can be recorded -> the unsigned integer dtype of their bits.
 REWARD_BITS: dict[str, np.dtype[Any]] = {"<f4": np.dtype("<u4"), "<f8": np.dtype("<u8")}
@@ -143,11 +169,17 @@ class Place(NamedTuple):
         return {"stream_keys": [list(key) for key in keys], "run": self.run, "group": self.group, "taps": list(self.taps)}
 
 
-def event_dtype(reward_dtype: str, columns: dict[str, str]) -> np.dtype[Any]:
-    """The journal's record of one event; ``columns`` are the further ones of ``meta.columns``."""
+def event_dtype(reward_dtype: str, columns: dict[str, str], streams: int | None = None) -> np.dtype[Any]:
+    """The journal's record of one event.
+
+    Args:
+        reward_dtype: As in the meta.
+        columns: Further ones, ``meta.columns``.
+        streams: How many there are, whose numbers take no more bytes than they need; `None`: four bytes, as journals had at first.
+    """
     return np.dtype(
         [
-            ("stream", "<u4"),
+            ("stream", "<u4" if streams is None else np.min_scalar_type(max(1, streams) - 1)),
             ("kind", "u1"),
             ("terminated", "?"),
             ("truncated", "?"),
@@ -177,6 +209,17 @@ class EpisodeCounter:
         """Episode and step of the last event that was counted."""
         return (self._episode, self._step) if self._begun else None
 
+    def skip(self, kind: npt.NDArray[np.uint8]) -> None:
+        """Count the next events of the stream, of which nobody asks for their episodes and steps."""
+        if not len(kind):
+            return
+        reset = kind == RESET
+        if not self._begun:
+            self._begun, self._episode, self._step = True, -int(reset[0]), 0
+        number = int(np.count_nonzero(reset))
+        self._episode += number
+        self._step = int(reset[::-1].argmax()) if number else self._step + len(kind)
+
     def count(self, kind: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Episode and step of the next events of the stream."""
         if not len(kind):
@@ -202,125 +245,10 @@ def begins_of(meta: Meta) -> list[tuple[int, tuple[int, int] | None]]:
     return [(events, (episode, step) if events else None) for events, episode, step in begins]
 
 
-def checked_meta(meta: Any) -> Meta:
-    """The meta of a ledger, as far as reading depends on it.
-
-    Raises:
-        LedgerError: It is not one, or of another version.
-    """
-    if not isinstance(meta, dict) or "format" not in meta:
-        raise LedgerError("this is not a ledger of stepledger: name the files that were recorded.")
-    if meta["format"] != FORMAT:
-        raise LedgerError(f"format {meta['format']!r} is not the {FORMAT} that this version reads: read it with the version that wrote it.")
-    try:
-        ok = _is_meta(meta)
-    except (LookupError, TypeError, ValueError, OverflowError, RecursionError):
-        ok = False
-    if not ok:
-        raise LedgerError("its meta is damaged: record again.")
-    return meta
-
-
-#: Entries that reading and comparing depend on, besides those that `_is_meta` looks into.
-_ENTRIES: Meta = {"id": str, "tap": str, "digest": str, "closed": bool, "keep_values": bool, "versions": dict}
-_OPTIONAL_ENTRIES: Meta = {
-    "run": str,
-    "stopped": str,
-    "conflicts_with": str,
-    "in_flight": bool,
-    "exited": bool,
-    "flags": str,
-    "group": str,
-    "each_step": str,
-    "capacity": int,
-    "gamma": (int, float),
-    "replays": bool,
-    "whole_episodes": bool,
-    "ended": (int, float),
-    "notes": list,
-    "taps": list,
-    "runners": list,
-    "begins": list,
-    "horizon": int,
-    "strays": list,
-    "handed_space": dict,
-}
-
-
-def _is_meta(meta: Meta) -> bool:
-    """Whether the entries are what they must be; may raise almost anything where they are not."""
-    keys, columns, values, fields = meta["stream_keys"], meta["columns"], meta["values"], meta.get("fields", {})
-    if not all(isinstance(part, dict) for part in (columns, values, fields)):
-        return False
-    own = event_dtype("<f4", {}).names or ()
-    return (
-        all(isinstance(meta.get(name), kind) for name, kind in _ENTRIES.items())
-        and all(isinstance(meta[name], kind) for name, kind in _OPTIONAL_ENTRIES.items() if name in meta)
-        and all(isinstance(one, str) for name in ("notes", "taps") for one in meta.get(name, []))
-        and all(isinstance(one, int) for one in meta.get("runners", []))
-        and all(_is_stray(stray) for stray in meta.get("strays", []))
-        and all(isinstance(path, list) for which in ("obs", "act") for path in meta["leaves"][which])
-        and meta["reward_dtype"] in REWARD_BITS
-        and 0 <= meta["created"] < 1e11
-        and all(_is_space(meta[name]) for name in ("observation_space", "action_space"))
-        and all(name.isidentifier() and name not in own and descr in ("<u8", "<i8") for name, descr in columns.items())
-        and (meta["tap"] != "learner" or {"h_next", "h_id", "t"} <= columns.keys())
-        and isinstance(keys, list)
-        and all(_is_key(key) for key in keys)
-        and len({tuple(key) for key in keys}) == len(keys)
-        and len(meta.get("begins", keys)) == len(keys)
-        and all(_is_begin(begin) for begin in meta.get("begins", []))
-        and all(_is_layouts(values.get(which)) for which in ("obs", "act"))
-        and all(_is_said_of_field(said, {*own, *columns}) for said in fields.values())
-    )
-
-
-def _is_space(description: Any) -> bool:
-    if not isinstance(description, dict) or not isinstance(description.get("type"), str):
-        return False
-    return all(isinstance(path, list) and _is_space(leaf) for path, leaf in description.get("leaves", []))
-
-
-def _is_said_of_field(said: Any, columns: set[str]) -> bool:
-    return (
-        isinstance(said, dict)
-        and all(said.values())
-        and all(isinstance(text, str) for text in said.values())
-        and said.get("column", "kind") in columns
-    )
-
-
-def _is_stray(stray: Any) -> bool:
-    return isinstance(stray, list) and [type(part) for part in stray] == [int, int, int, str, str, bool]
-
-
-def _is_key(key: Any) -> bool:
-    return isinstance(key, list) and [type(part) for part in key] == [int, int, str, int]
-
-
-def _is_begin(begin: Any) -> bool:
-    """Whether these are numbers of events and of an episode and a step, the step -1 where no event came before."""
-    if not isinstance(begin, list) or [type(part) for part in begin] != [int, int, int]:
-        return False
-    events, episode, step = begin
-    return all(0 <= number < 1 << 62 for number in (events, episode, step + 1))  # columns are int64, and count on from here
-
-
-def _is_layouts(layouts: Any) -> bool:
-    if not isinstance(layouts, list):
-        return False
-    try:
-        for layout in layouts:
-            if layout is not None:
-                descr, shape = layout
-                dtype = np.dtype(descr)
-                if dtype.hasobject or not dtype.itemsize or len(shape) > 31 or not all(type(n) is int and n >= 0 for n in shape):
-                    return False
-                if dtype.itemsize * math.prod(max(n, 1) for n in shape) >= 1 << 48:
-                    return False
-    except (TypeError, ValueError):
-        return False
-    return True
+def window_of(meta: Meta) -> int:
+    """Of how many events, the last of each stream, values are kept; 0 where those of all are, or of none."""
+    kept = meta["keep_values"]
+    return 0 if isinstance(kept, bool) else int(kept)
 
 
 def layouts_of(meta: Meta) -> list[tuple[str, Layout]]:

@@ -11,10 +11,7 @@ import errno
 import io
 import itertools
 import json
-import math
-import mmap
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .digest import Layout
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, TRANSITION, EpisodeCounter, Meta, begins_of, checked_meta, event_dtype, layouts_of
+from .format import JOURNAL, SEALED, EpisodeCounter, Meta, begins_of, event_dtype
+from .scan import Block, scan
 from .sealed import write_sealed
 
 try:
@@ -38,42 +35,10 @@ try:
 except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
-__all__ = ["Block", "Journal", "Scan", "scan"]
+__all__ = ["FewDescriptorsError", "Journal", "NameTakenError", "free_name", "is_locked"]
 
 #: Bytes of a journal from which on events are dropped.
 _WORTH_IT = 1 << 16
-#: Bytes of a mapped journal that may stay in memory.
-_KEEP_MAPPED = 1 << 24
-#: Bytes that the system maps at least, around each that is touched.
-_MAPPED_AROUND = 1 << 16
-
-#: Kept values of one leaf for a block's events: rows, or (bytes of all, length of each).
-Values = npt.NDArray[Any] | tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-
-
-class Block:
-    """Events that were written at once, ordered by stream, with their kept values, one entry per leaf of ``meta.values``."""
-
-    __slots__ = ("events", "values")
-
-    def __init__(self, events: npt.NDArray[Any], values: Sequence[Values] = ()) -> None:
-        self.events = events
-        self.values = values
-
-    def only(self, keep: npt.NDArray[np.bool_]) -> Block:
-        """The block with a part of its events."""
-        values: list[Values] = []
-        for one in self.values:
-            if isinstance(one, tuple):
-                data, lengths = one
-                values.append((data[np.repeat(keep, lengths)], lengths[keep]))
-            else:
-                values.append(one[keep])
-        return Block(self.events[keep], values)
-
-
-class EmptyFileError(LedgerError):
-    """A journal whose recorder was stopped before it wrote anything."""
 
 
 class NameTakenError(LedgerError):
@@ -82,6 +47,11 @@ class NameTakenError(LedgerError):
 
 class FewDescriptorsError(LedgerError):
     """A journal would take what the run itself may need to open files."""
+
+
+#: The files of open journals: in a cycle that is garbage, the collector may close a file before it asks the recorder there to write its
+#: last block, unless somebody else holds the file.
+_held: dict[int, IO[bytes]] = {}
 
 
 class Journal:
@@ -100,12 +70,12 @@ class Journal:
     def __init__(self, path: Path, meta: Meta) -> None:
         self.path = path
         self.meta = meta
-        self.dtype = event_dtype(meta["reward_dtype"], meta["columns"])
+        self.dtype = event_dtype(meta["reward_dtype"], meta["columns"], len(meta["stream_keys"]))
         self._journal = path.with_suffix(JOURNAL)
         # The trainer's one ledger is worth more than those of the last of many environments.
         _leave_descriptors(share=4 if meta["tap"] == "env" else 8)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._open()
+        self._file = _held[id(self)] = self._open()
         self._end = self._checksum = 0
         try:
             self._append(np.frombuffer(json.dumps(meta).encode(), np.uint8))
@@ -162,6 +132,13 @@ class Journal:
                 os.ftruncate(self._file.fileno(), self._end)
             raise
 
+    def keep(self, rows: Block) -> None:
+        """Write kept values of events that were written before; without those of events that were dropped since."""
+        begins = np.array([begin for begin, _ in begins_of(self.meta)], np.int64)
+        rows = rows.only(rows.events["event"] >= begins[rows.events["stream"]])
+        if len(rows.events):
+            self.append(rows)
+
     def forget(self, events: Sequence[int]) -> None:
         """Drop the first events of each stream, as many as these since its first of all, where that makes the file much smaller."""
         if self._end < _WORTH_IT:
@@ -185,7 +162,9 @@ class Journal:
             if keep.any():
                 blocks.append(block.only(keep))
         marks = [[begin + int(number), *(counter.last or (0, -1))] for (begin, _), number, counter in zip(begins, dropped, counters)]
-        self._rewrite({**self.meta, "begins": marks}, blocks)
+        begins_now = np.array([mark[0] for mark in marks], np.int64)
+        kept = [rows.only(rows.events["event"] >= begins_now[rows.events["stream"]]) for rows in written.kept]
+        self._rewrite({**self.meta, "begins": marks}, [*blocks, *(rows for rows in kept if len(rows.events))])
 
     def _rewrite(self, meta: Meta, blocks: Sequence[Block]) -> None:
         """Put another journal in the place of this one."""
@@ -205,6 +184,7 @@ class Journal:
             temporary.unlink(missing_ok=True)
             raise
         self.meta = meta
+        _held[id(self)] = self._file
         before[0].close()
 
     def seal(self, **changes: Any) -> None:
@@ -214,11 +194,12 @@ class Journal:
     def close(self) -> None:
         """Close the file and leave it where it is."""
         self._file.close()
+        _held.pop(id(self), None)
 
     def remove(self) -> None:
         """Remove the journal, which a sealed ledger has replaced."""
         self._journal.unlink(missing_ok=True)
-        self._file.close()
+        self.close()
 
 
 def _leave_descriptors(share: int) -> None:
@@ -288,172 +269,3 @@ def free_name(path: Path, why: str) -> Path:
     while any(path.with_suffix(f".{why}{number}{suffix}").exists() for suffix in (SEALED, JOURNAL)):
         number += 1
     return path.with_suffix(f".{why}{number}{path.suffix}")
-
-
-class _Mapped:
-    """A file that is mapped, not read: memory stays flat however long it is."""
-
-    def __init__(self, path: Path) -> None:
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.data = memoryview(self._map)
-        self._touched = 0
-
-    def find(self, what: bytes, start: int) -> int:
-        """Where these bytes are next, or -1."""
-        return self._map.find(what, start)
-
-    def touched(self, size: int) -> None:
-        """Count bytes that were used, and give their pages back to the system from time to time."""
-        self._touched += max(size, _MAPPED_AROUND)
-        if self._touched > _KEEP_MAPPED:
-            self._touched = 0
-            if hasattr(self._map, "madvise"):
-                self._map.madvise(mmap.MADV_DONTNEED)
-
-
-#: What ``np.save`` writes before an array: magic and version 1.0, two bytes of length, and this.
-_MAGIC = b"\x93NUMPY\x01\x00"
-_HEADER = re.compile(rb"\{'descr': (.{1,10000}), 'fortran_order': False, 'shape': \(([0-9, ]{0,200})\), \} *\n")
-
-
-class _Records:
-    """The records of a journal, one after the other, up to the first that is not whole."""
-
-    def __init__(self, mapped: _Mapped) -> None:
-        self._mapped = mapped
-        self._data = mapped.data
-        self.position = (0, 0)  # where the next record begins, and the checksum of the one before
-
-    def next(self, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-        """The next record, or `None` if it is not whole or not of this dtype."""
-        start, seed = self.position
-        header = start + 10
-        begin = header + int.from_bytes(self._data[start + 8 : header], "little")
-        # Not by numpy's own reader, which parses headers as Python: sealing may happen in a garbage collection within somebody's
-        # ast.parse(), which then fails (https://github.com/python/cpython/issues/106905).
-        found = _HEADER.fullmatch(self._data[header:begin]) if self._data[start : start + 8] == _MAGIC else None
-        if found is None or found[1] != repr(np.lib.format.dtype_to_descr(dtype)).encode():
-            return None
-        shape = tuple(int(n) for n in found[2].replace(b",", b" ").split())
-        end = begin + math.prod(shape) * dtype.itemsize
-        if end + 8 > len(self._data):
-            return None
-        checksum = xxhash.xxh3_64_intdigest(self._data[start:end], seed)
-        self._mapped.touched(end - start)
-        if checksum != int.from_bytes(self._data[end : end + 8], "little"):
-            return None
-        try:
-            record = np.frombuffer(self._data[begin:end], dtype).reshape(shape)
-        except (ValueError, OverflowError):  # a shape that takes no bytes may still be none that an array can have
-            return None
-        self.position = end + 8, checksum
-        return record
-
-    @property
-    def exhausted(self) -> bool:
-        return self.position[0] == len(self._data)
-
-    def resumes(self, dtypes: Sequence[np.dtype[Any]]) -> bool:
-        """Whether whole records come after one that is not: the file was altered, and not cut. Ends the reading."""
-        found = self._mapped.find(_MAGIC, self.position[0] + 1)
-        while found >= 0:
-            for dtype in dtypes:
-                # A record's checksum is seeded with the one before it, which ends the record that is not whole.
-                self.position = found, int.from_bytes(self._data[found - 8 : found], "little")
-                if self.next(dtype) is not None:
-                    return True
-            found = self._mapped.find(_MAGIC, found + 1)
-        return False
-
-
-class Scan:
-    """A journal as far as its checksums hold.
-
-    Attributes:
-        meta: See `stepledger.format`.
-        blocks: All blocks; their arrays lie in the file, which is mapped, not read.
-        whole: Whether the file ends where the last block does.
-        position: Where the last block ends: `scan` can go on from there.
-        goes_on: Whether these are the blocks behind the position that was given.
-    """
-
-    def __init__(self, meta: Meta, blocks: list[Block], whole: bool, position: tuple[int, int], goes_on: bool, mapped: _Mapped) -> None:
-        self.meta = meta
-        self.blocks = blocks
-        self.whole = whole
-        self.position = position
-        self.goes_on = goes_on
-        self._mapped = mapped
-
-    def touched(self, part: npt.NDArray[Any]) -> None:
-        """Say that a part of a block was used and is not needed any more."""
-        self._mapped.touched(len(part) * part.strides[0])
-
-
-def scan(path: Path, position: tuple[int, int] | None = None, begins: Any = None) -> Scan:
-    """Read a journal.
-
-    Args:
-        path: The file.
-        position: Of an earlier scan: only the blocks behind it are read, if this is still the same file.
-        begins: What its meta said then, which has changed if it isn't.
-
-    Raises:
-        LedgerError: The file doesn't begin as a journal does.
-        OSError: It can't be read.
-    """
-    if path.stat().st_size == 0:
-        raise EmptyFileError(f"{path} is empty, its recorder was stopped before it could write: delete it, or record again.")
-    mapped = _Mapped(path)
-    records = _Records(mapped)
-    try:
-        first = records.next(np.dtype(np.uint8))
-        meta = checked_meta(json.loads(first.tobytes()))  # type: ignore[union-attr]
-    except (AttributeError, ValueError, RecursionError) as error:
-        if isinstance(error, LedgerError):
-            raise LedgerError(f"{path}: {error}") from None
-        raise LedgerError(f"{path} is not a journal of stepledger, or its beginning is damaged: record again.") from None
-    dtype = event_dtype(meta["reward_dtype"], meta["columns"])
-    layouts = [layout for _, layout in layouts_of(meta)]
-    blocks: list[Block] = []
-    whole = True
-    goes_on = position is not None and meta.get("begins") == begins
-    if position is not None and goes_on:
-        records.position = position
-    end = records.position
-    while whole:
-        whole = records.exhausted
-        events = records.next(dtype)
-        if events is None or events.ndim != 1:
-            break
-        if len(events) and (int(events["stream"].max()) >= len(meta["stream_keys"]) or int(events["kind"].max()) > TRANSITION):
-            break
-        values = _next_values(records, layouts, len(events))
-        if values is None:
-            break
-        whole = True
-        end = records.position
-        blocks.append(Block(events, values))
-    if not whole and records.resumes([dtype, np.dtype(np.uint8), np.dtype(np.int64), *(layout[0] for layout in layouts if layout)]):
-        raise LedgerError(f"{path} is altered behind its first {sum(len(block.events) for block in blocks):,} events: record again.")
-    return Scan(meta, blocks, whole, end, goes_on, mapped)
-
-
-def _next_values(records: _Records, layouts: Sequence[Layout], n: int) -> list[Values] | None:
-    """The kept values of a block of n events, or `None` if they are not all there."""
-    found: list[Values] = []
-    for layout in layouts:
-        part = records.next(np.dtype(np.uint8) if layout is None else layout[0])
-        if layout is not None:
-            if part is None or part.shape != (n, *layout[1]):
-                return None
-            found.append(part)
-            continue
-        lengths = records.next(np.dtype(np.int64))
-        if part is None or lengths is None or lengths.shape != (n,):
-            return None
-        if part.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != len(part):
-            return None
-        found.append((part, lengths))
-    return found

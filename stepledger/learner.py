@@ -6,18 +6,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 
+from .described import space_of
 from .digest import SpaceDigest
 from .errors import LedgerError
+from .flush import Flush
 from .format import JOURNAL, TRANSITION, Meta, StreamKey
 from .journal import is_locked
 from .ledger import peek_all
 from .recorder import BatchRecorder, describe, reward_bits
-from .recording import OnError, check_on_error, warn
+from .recording import OnError, check_on_error, expect, warn
 from .vector import ledger_path
 
 __all__ = ["LearnerLedger"]
@@ -39,13 +39,25 @@ class LearnerLedger:
             otherwise it is only counted how often each was. Steps behind the last update are then differences too.
         on_error: What happens when recording fails, or can't begin: ``"warn"`` once, mark the ledger if there is one, and let training go
             on; or ``"raise"``.
+        flush_every: When this process is killed, at most so many transitions are lost, besides the batch that is being recorded. `None`:
+            8,192.
+        flush_seconds: Transitions that are so old are written with the next batch. `None`: 2.
 
     Raises:
         LedgerError: A setting is unknown, or the path names a directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, each_step_once: bool = False, on_error: OnError = "warn") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        each_step_once: bool = False,
+        on_error: OnError = "warn",
+        flush_every: int | None = None,
+        flush_seconds: float | None = None,
+    ) -> None:
         check_on_error(on_error)
+        self._flush = Flush.of(flush_every, flush_seconds)
         self._path = ledger_path(path).absolute()
         self._each_step_once, self._on_error = bool(each_step_once), on_error
         self._recorder: BatchRecorder | None = None
@@ -91,8 +103,8 @@ class LearnerLedger:
     def _begin(self, has_truncated: bool) -> BatchRecorder:
         vector = _vector_ledger(self._path)
         digest = vector["digest"]
-        self._observations = SpaceDigest(_space(vector["observation_space"]), digest)
-        self._actions = SpaceDigest(_space(vector["action_space"]), digest)
+        self._observations = SpaceDigest(space_of(vector["observation_space"]), digest)
+        self._actions = SpaceDigest(space_of(vector["action_space"]), digest)
         self._reward_dtype: str = vector["reward_dtype"]
         meta = describe(
             "learner",
@@ -107,9 +119,10 @@ class LearnerLedger:
             flags="both",
             fields={} if has_truncated else {"truncated": {"skip": "not known to the training loop"}},
             run=vector.get("run", ""),
-            taps=["vector", "learner"],
+            taps=(taps := ["vector", "learner"]),
         )
-        self._recorder = BatchRecorder(self._path, meta, on_error=self._on_error)
+        expect(vector["id"], taps)  # where this ledger can't be written, nothing else says that there was to be one
+        self._recorder = BatchRecorder(self._path, meta, on_error=self._on_error, flush=self._flush)
         return self._recorder
 
     def _events(self, obs: Any, actions: Any, rewards: Any, next_obs: Any, terminated: Any, truncated: Any) -> npt.NDArray[Any]:
@@ -170,45 +183,3 @@ def _vector_ledger(path: Path) -> Meta:
             f"{path.parent} holds no ledger of a vector env: put LedgerVectorEnv around it, with a path in there, and reset it first."
         )
     return max(living or found, key=lambda ledger: float(ledger.meta["created"])).meta
-
-
-def _space(description: dict[str, Any]) -> gymnasium.Space[Any]:
-    """A space of this description, whatever its bounds were.
-
-    Raises:
-        LedgerError: It has parts that a description does not tell.
-    """
-    space = _tree(description["leaves"]) if "leaves" in description else _leaf(description)
-    if SpaceDigest(space).description != description:
-        raise LedgerError(
-            f"transitions with a space of the type {description['type']} can't be recorded: use Box, Discrete, or Dicts of them."
-        )
-    return space
-
-
-def _leaf(one: dict[str, Any]) -> gymnasium.Space[Any]:
-    kind = one["type"]
-    if kind == "Box":
-        dtype = np.dtype(one["dtype"])
-        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (0, 1) if dtype.kind == "b" else (-np.inf, np.inf)
-        return spaces.Box(low, high, one["shape"], dtype.type)
-    if kind == "Discrete":
-        return spaces.Discrete(one["n"], start=one["start"])
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(np.array(one["nvec"]), dtype=np.dtype(one["dtype"]).type)
-    if kind == "MultiBinary":
-        return spaces.MultiBinary(one["shape"])
-    if kind == "Text":
-        return spaces.Text(one["max_length"])
-    raise LedgerError(f"transitions with a space of the type {kind} can't be recorded: use Box, Discrete, or Dicts of them.")
-
-
-def _tree(leaves: list[Any]) -> gymnasium.Space[Any]:
-    """A Dict or Tuple of leaves, each with the keys that lead to it."""
-    if len(leaves) == 1 and not leaves[0][0]:
-        return _leaf(leaves[0][1])
-    parts: dict[Any, list[Any]] = {}
-    for (key, *path), one in leaves:
-        parts.setdefault(key, []).append([path, one])
-    made = {key: _tree(part) for key, part in parts.items()}
-    return spaces.Tuple(list(made.values())) if list(made) == list(range(len(made))) else spaces.Dict(made)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from .errors import LedgerError
-from .format import StreamKey
+from .format import FIRST, StreamKey
 from .ledger import Ledger
 
-__all__ = ["check_settings", "counted", "stream_name", "taps_of"]
+__all__ = ["TAPS", "check_settings", "counted", "group_of", "stream_name", "taps_of"]
+
+#: The taps, in the order in which data passes them.
+TAPS = ["env", "vector", "episode", "learner"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -19,6 +22,11 @@ def counted(number: int, noun: str) -> str:
 def taps_of(hop: str) -> list[str]:
     """The two taps of a hop with this name, which may begin with a group's."""
     return hop.rpartition(": ")[2].split(" -> ")
+
+
+def group_of(hop: str) -> str:
+    """The group of ledgers that a hop with this name is about; empty for those that sample for training."""
+    return hop.rpartition(": ")[0]
 
 
 def stream_name(key: StreamKey) -> str:
@@ -42,6 +50,12 @@ def check_settings(first: Ledger, second: Ledger) -> None:
     Raises:
         LedgerError: They differ in a setting, or are of different runs.
     """
+    if (first.meta["format"] == FIRST) != (second.meta["format"] == FIRST):
+        old, new = (first, second) if first.meta["format"] == FIRST else (second, first)
+        raise LedgerError(
+            f"{old.path} is of the first version of the format and {new.path} is not, and what one digests the other can't: record both "
+            "sides with one version of stepledger."
+        )
     for setting, words in _SETTINGS.items():
         one, other = first.meta.get(setting), second.meta.get(setting)
         if setting == "observation_space" and second.meta["tap"] == "learner":

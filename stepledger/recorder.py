@@ -24,9 +24,11 @@ import numpy.typing as npt
 
 from .digest import SpaceDigest
 from .errors import LedgerError
-from .format import FORMAT, REWARD_BITS, STEP, Meta, StreamKey, event_dtype, layouts_of
-from .journal import Block, Values
+from .flush import Flush
+from .format import FORMAT, REWARD_BITS, STEP, WINDOWED, Meta, StreamKey, event_dtype, layouts_of, window_of
 from .recording import OnError, Recording
+from .scan import Block, Values
+from .window import Window, keeping
 
 __all__ = [
     "ABSENT",
@@ -48,9 +50,9 @@ ROW = struct.Struct("=8s8sd??")
 #: Where the parts of a row begin and end, for each of its streams.
 _CUTS = (0, 8, 16, 24, 25, 26)
 
-#: Events that may be lost when the process is killed: a full block is written.
+#: Events that may be lost when the process is killed, unless the user says how many: a full block is written.
 FLUSH_EVENTS = 8192
-#: Seconds after which a block is written even if it isn't full, while events arrive.
+#: Seconds after which a block is written even if it isn't full, while events arrive; likewise.
 FLUSH_SECONDS = 2.0
 #: Rows after which the clock is looked at in any case: the environment may have become slower.
 _STRIDE = 256
@@ -66,13 +68,13 @@ def describe(
     *,
     reward_dtype: npt.DTypeLike,
     digest: str,
-    keep_values: bool = False,
+    keep_values: bool | int = False,
     **more: Any,
 ) -> Meta:
     """The meta of a new ledger; see `stepledger.format`.
 
     Raises:
-        LedgerError: The reward dtype can't be recorded.
+        LedgerError: The reward dtype can't be recorded, or ``keep_values`` is no setting.
     """
     try:
         dtype = np.dtype(reward_dtype)
@@ -80,9 +82,10 @@ def describe(
         raise LedgerError(f"reward_dtype {reward_dtype!r} is no dtype: use np.float32 or np.float64.") from None
     if dtype.str not in REWARD_BITS:
         raise LedgerError(f"reward_dtype {dtype} can't be recorded: use np.float32 or np.float64.")
+    keep_values = keeping(keep_values)
     keep = {"obs": observations, "act": actions} if keep_values else {}
     return {
-        "format": FORMAT,
+        "format": FORMAT if isinstance(keep_values, bool) else WINDOWED,
         "id": uuid.uuid4().hex,
         "tap": tap,
         "digest": digest,
@@ -95,7 +98,7 @@ def describe(
         "leaves": {"obs": [list(path) for path in observations.paths], "act": [list(path) for path in actions.paths]},
         "created": time.time(),
         "closed": False,
-        "versions": _versions(),
+        "versions": versions(),
         "columns": {},
         **more,
     }
@@ -105,7 +108,8 @@ def _layouts(space: SpaceDigest | None) -> list[list[Any] | None]:
     return [] if space is None else [None if layout is None else [layout[0].str, list(layout[1])] for layout in space.layouts]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that decide what is recorded."""
     try:
         own = importlib.metadata.version("stepledger-ray")
     except importlib.metadata.PackageNotFoundError:  # run from a checkout
@@ -124,6 +128,7 @@ class Recorder(Recording):
         meta: From `describe`.
         autoreset: Rows come from a vector env in next-step mode: the row after an episode's end is a reset.
         on_error: As for every recording.
+        flush: When a block is written.
 
     Attributes:
         buffer: The rows of the open block. A row has 8 bytes per stream for the digests of its actions, then 8 for those of its
@@ -138,21 +143,25 @@ class Recorder(Recording):
     digest_action: Callable[[Any], bytes]
     digest_observation: Callable[[Any], bytes]
 
-    def __init__(self, path: Path | None, meta: Meta, *, autoreset: bool = False, on_error: OnError = "warn") -> None:
+    def __init__(
+        self, path: Path | None, meta: Meta, *, autoreset: bool = False, on_error: OnError = "warn", flush: Flush | None = None
+    ) -> None:
         super().__init__(path, meta, on_error=on_error)
         # Not lists of digests: those would keep an object per event alive, and what the cache holds of the environment would go.
         self.buffer = bytearray()
         self.limit = 1
         self.values: list[list[Any]] = [[] for which in ("obs", "act") for _ in meta["values"][which]]
         self._n = len(meta["stream_keys"])
+        self._window = Window(events, self._n) if (events := window_of(meta)) else None
         self._autoreset = autoreset
         self._ended = np.zeros(self._n, bool)
         self._ticked = self._written  # when tick was called last
         self._seen = 0  # rows at that call
         self._stride = 1
         row_bytes = sum(_bytes_of(layout) for which in ("obs", "act") for layout in meta["values"][which])
-        events = min(FLUSH_EVENTS, _FLUSH_BYTES // row_bytes if row_bytes else FLUSH_EVENTS)
-        self._block = max(1, events // self._n)
+        every, self._seconds = _bounds(flush)
+        block = min(every, _FLUSH_BYTES // row_bytes if row_bytes else every)
+        self._block = max(1, block // self._n)
         self._row_bytes = ROW.size * self._n
 
     @property
@@ -201,8 +210,8 @@ class Recorder(Recording):
         now, rows = time.monotonic(), self.rows
         # Look at the clock about eight times before the block is old, however fast the environment is.
         per_row = (now - self._ticked) / max(1, rows - self._seen)
-        self._stride = max(1, min(2 * self._stride, int(FLUSH_SECONDS / 8 / max(per_row, 1e-9)), _STRIDE))
-        if rows >= self._block or now - self._written >= FLUSH_SECONDS:
+        self._stride = max(1, min(2 * self._stride, int(min(_STRIDE, self._seconds / 8 / max(per_row, 1e-9)))))
+        if rows >= self._block or now - self._written >= self._seconds:
             self._write()
         self._ticked, self._seen = now, self.rows
         self.limit = self._row_bytes * max(1, min(self._seen + self._stride, self._block))
@@ -225,7 +234,7 @@ class Recorder(Recording):
         # From rows to streams; within a stream the order of the rows stays.
         order = np.flatnonzero(flags.T != ABSENT)
         flags = flags.T.ravel()[order]
-        events = np.zeros(len(order), event_dtype(self._meta["reward_dtype"], self._meta["columns"]))
+        events = np.zeros(len(order), event_dtype(self._meta["reward_dtype"], self._meta["columns"], n))
         events["stream"] = order // max(1, rows)
         events["kind"] = flags & STEP_FLAG
         step = events["kind"] == STEP
@@ -236,10 +245,16 @@ class Recorder(Recording):
         events["h_act"] = np.where(step, h_act.T.ravel()[order], 0)
         events["h_rew"] = np.where(step, reward_bits(reward.T.ravel()[order], self._meta["reward_dtype"]), 0)
         # order counts streams by rows; the values lie in rows by streams.
-        values = _stack(self._meta, self.values, (order % max(1, rows)) * n + order // max(1, rows), ~step)
-        return Block(events, values), functools.partial(self._drop, rows, ended)
+        slots = (order % max(1, rows)) * n + order // max(1, rows)
+        if self._window is None:
+            return Block(events, _stack(self._meta, self.values, slots, ~step)), functools.partial(self._drop, rows, ended)
+        last = self._window.last(events["stream"])
+        values = _stack(self._meta, self.values, slots[last], ~step[last])
+        return Block(events), functools.partial(self._drop, rows, ended, (events["stream"], last, values))
 
-    def _drop(self, rows: int, ended: npt.NDArray[np.bool_]) -> None:
+    def _drop(self, rows: int, ended: npt.NDArray[np.bool_], of_window: tuple[Any, Any, list[Values]] | None = None) -> None:
+        if self._window is not None and of_window is not None:
+            self._window.push(*of_window)
         del self.buffer[: rows * self._row_bytes]
         for column in self.values:
             del column[: rows * self._n]
@@ -249,6 +264,8 @@ class Recorder(Recording):
     def _discard(self) -> None:
         for buffer in (self.buffer, *self.values):
             del buffer[:]
+        if self._window is not None:
+            self._window.clear()
 
     def _mark_autoresets(self, flags: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         """Make a step that follows the end of its env's episode the reset that the vector env made in its place.
@@ -272,9 +289,10 @@ class Recorder(Recording):
 class BatchRecorder(Recording):
     """Records events that come in batches, as arrays of `stepledger.format.event_dtype`."""
 
-    def __init__(self, path: Path | None, meta: Meta, *, on_error: OnError = "warn") -> None:
+    def __init__(self, path: Path | None, meta: Meta, *, on_error: OnError = "warn", flush: Flush | None = None) -> None:
         super().__init__(path, meta, on_error=on_error)
-        self.dtype = event_dtype(meta["reward_dtype"], meta["columns"])
+        self._block, self._seconds = _bounds(flush)
+        self.dtype = event_dtype(meta["reward_dtype"], meta["columns"], len(meta["stream_keys"]))
         self._batches: list[npt.NDArray[Any]] = []
 
     def begin(self) -> None:
@@ -291,7 +309,7 @@ class BatchRecorder(Recording):
         self._batches.append(events)
         try:
             with self._alone() as alone:
-                if alone and self._ready() and (self._pending() >= FLUSH_EVENTS or time.monotonic() - self._written >= FLUSH_SECONDS):
+                if alone and self._ready() and (self._pending() >= self._block or time.monotonic() - self._written >= self._seconds):
                     self._write()
         except BaseException as error:
             self.fail(error)
@@ -309,6 +327,12 @@ class BatchRecorder(Recording):
 
     def _discard(self) -> None:
         self._batches.clear()
+
+
+def _bounds(flush: Flush | None) -> tuple[int, float]:
+    """Events and seconds that a block may have."""
+    every, seconds = flush or Flush()
+    return FLUSH_EVENTS if every is None else every, FLUSH_SECONDS if seconds is None else seconds
 
 
 def reward_bits(rewards: npt.NDArray[np.float64], reward_dtype: str) -> npt.NDArray[Any]:

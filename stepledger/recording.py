@@ -18,10 +18,12 @@ from typing import Any, Literal
 
 from .errors import LedgerError
 from .format import JOURNAL, Meta
-from .journal import Block, FewDescriptorsError, Journal, NameTakenError, free_name, scan
+from .journal import FewDescriptorsError, Journal, NameTakenError, free_name
+from .scan import Block, scan
 from .sealed import mark_sealed
+from .window import Window
 
-__all__ = ["OnError", "Recording", "check_on_error", "warn"]
+__all__ = ["OnError", "Recording", "check_on_error", "expect", "warn"]
 
 logger = logging.getLogger("stepledger")
 
@@ -60,6 +62,7 @@ class Recording:
     """
 
     stop_workers: Callable[[], object] | None = None
+    _window: Window | None = None
 
     def __init__(self, path: Path | None, meta: Meta, *, on_error: OnError = "warn") -> None:
         check_on_error(on_error)
@@ -165,6 +168,32 @@ class Recording:
             except BaseException as error:
                 self.fail(error)
 
+    def save_values(self, streams: Mapping[str, Sequence[int]]) -> None:
+        """Write the kept values of the last events of streams, where they are in memory only.
+
+        Args:
+            streams: For each ledger of the run, by its path, which of its streams, by position; this recording takes its own.
+        """
+        wanted = streams.get(str(self.path))
+        if wanted is None or self._window is None or not self.recording or self._journal is None or self._pid != os.getpid():
+            return
+        try:
+            with self._alone() as alone:
+                if alone:
+                    self._write()
+                    self._save(wanted)
+        except BaseException as error:
+            self.fail(error)
+
+    def _save(self, streams: Sequence[int] | None = None) -> None:
+        """Append what the window holds of streams, or of all, to the journal."""
+        if self._window is None or self._journal is None:
+            return
+        for stream in range(len(self._meta["stream_keys"])) if streams is None else streams:
+            if (rows := self._window.of(stream)) is not None:
+                self._journal.keep(rows)
+                self._window.saved(stream)
+
     def forget(self, events: Mapping[str, Sequence[int]]) -> None:
         """Drop events from the journal that were compared and are not needed any more.
 
@@ -209,6 +238,7 @@ class Recording:
             return
         try:
             self._write()
+            self._save()
             journal.seal(closed=close, in_flight=self.in_flight, **({"exited": True} if self.exiting else {}), **self.final)
         except BaseException:
             self.recording = recording
@@ -243,6 +273,8 @@ class Recording:
             with contextlib.suppress(Exception):
                 if isinstance(error, Exception):
                     self._write()
+            with contextlib.suppress(Exception):
+                self._save()
             try:
                 journal.seal(**{**self.final, "stopped": reason})
                 journal.remove()
@@ -293,6 +325,18 @@ class Recording:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.RLock(), _journal=None, _pid=os.getpid(), _lock_pid=os.getpid())
+
+
+def expect(ledger: str, taps: Sequence[str]) -> None:
+    """Have a ledger that is being recorded in this process say which taps its run has, so that one that is missing is missed.
+
+    Args:
+        ledger: Its id.
+        taps: What the run has.
+    """
+    for recording in list(_alive):
+        if recording.meta["id"] == ledger:
+            recording.final["taps"] = list(taps)
 
 
 def _identity(path: Path) -> str:

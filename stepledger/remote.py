@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from .directory import inside
 from .errors import LedgerError
 from .format import JOURNAL, SEALED
 
@@ -113,8 +114,9 @@ class Remote:
                 found, base = self._filesystem.get_file_info(selector), self._path
             for info in found:
                 target = directory / os.path.relpath(info.path, base)
-                inside = target.resolve().is_relative_to(directory.resolve())  # an object's name may hold ".."
-                if info.type == self._fs.FileType.File and target.suffix in (SEALED, JOURNAL) and inside and not target.exists():
+                if info.type != self._fs.FileType.File or target.suffix not in (SEALED, JOURNAL):
+                    continue
+                if inside(target, directory) and not target.exists():  # an object's name may hold ".."
                     target.parent.mkdir(parents=True, exist_ok=True)
                     part = target.with_name(f"{target.name}.part")  # what was interrupted must not look like a ledger
                     with self._filesystem.open_input_stream(info.path) as source, open(part, "wb") as file:

@@ -8,12 +8,46 @@ from typing import Any
 
 from .format import StreamKey
 
-__all__ = ["KEPT", "Comparison", "Counter", "Difference", "FieldResult", "Hop", "Progress", "StreamResult", "Tally"]
+__all__ = [
+    "KEPT",
+    "SCHEMA",
+    "Comparison",
+    "Counter",
+    "Difference",
+    "Explanation",
+    "FieldResult",
+    "Finding",
+    "Hop",
+    "Progress",
+    "StreamResult",
+    "Tally",
+]
 
 #: Differences of one stream that are kept in full; further ones are counted.
 KEPT = 100
 
+#: Version of what `Comparison.to_dict` returns. Within a version members are only added. 1: the first that was described.
+SCHEMA = 1
+
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What may be behind a difference.
+
+    Attributes:
+        code: Stable: ``"SL102"``; ``stepledger explain SL102`` prints what it means and what to check.
+        text: What fits here, in one sentence without a full stop.
+    """
+
+    code: str
+    text: str
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is more than a possibility."""
+        return " may be " not in self.text
 
 
 @dataclass(frozen=True)
@@ -31,10 +65,14 @@ class Difference:
         kind: ``"changed"``, ``"lost"`` (the event never reached the second side) or ``"extra"`` (the first side never gave it).
         first: What the first side has in these fields, as text; observations and actions only where values were kept.
         second: What the second side has.
-        events: Number of events in a row that this difference covers: 1, but for a run of lost or extra ones.
+        events: Number of events in a row that this difference covers: 1, but for a run of them. Of a run of changed ones (replies that are
+            shifted, streams that are swapped) ``fields`` are those that differ anywhere in it, the texts those of its first event. Of
+            resets that come to all environments when one is done (SL309), the number of all these resets, wherever they are.
         runner: The EnvRunner's index; 0 where there are none.
         agent: The agent; empty where there is only one.
-        explanations: What may be behind it, best first.
+        explanations: What may be behind it, best first; none where nothing that is known fits.
+        incarnation: Counts the processes that were this runner.
+        position: Index of the event in the first side's stream and in the second side's, since their beginnings; -1 where it is in none.
     """
 
     hop: str
@@ -48,7 +86,54 @@ class Difference:
     events: int = 1
     runner: int = 0
     agent: str = ""
-    explanations: tuple[str, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
+    incarnation: int = 0
+    position: tuple[int, int] = (-1, -1)
+
+    def __str__(self) -> str:
+        from .report.text import line
+        from .report.visible import visible
+
+        return f"{self.hop}: {visible(line(self))}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is suspicious in one ledger, without another one to compare it with; see `stepledger.lints`.
+
+    Attributes:
+        code: Stable: ``"SL606"``.
+        tap: Where it was recorded.
+        text: What was found first, in one sentence without a full stop.
+        count: How often.
+        group: As of the ledger: ``"evaluation"``, or empty.
+        runner: As in `Difference`; likewise the next ones.
+        env: -1 where this sums up the environments beyond those that are listed.
+        agent: As above.
+        incarnation: As above.
+        episode: Where it was found first; -1 where it is of no one place.
+        step: Likewise.
+        envs: Number of environments that this covers.
+    """
+
+    code: str
+    tap: str
+    text: str
+    count: int = 1
+    group: str = ""
+    runner: int = 0
+    env: int = 0
+    agent: str = ""
+    incarnation: int = 0
+    episode: int = -1
+    step: int = -1
+    envs: int = 1
+
+    def __str__(self) -> str:
+        from .report.text import warnings
+        from .report.visible import visible
+
+        return visible(next(warnings([self])))
 
 
 @dataclass(frozen=True)
@@ -60,19 +145,22 @@ class FieldResult:
         compared: Number of events in which it was compared.
         differences: Number of those in which it differs.
         note: Why it was not compared, or by which known function one side was taken before it was.
+        recomputed: Whether one side was taken through that function, so that it is not the recorded values that were compared.
     """
 
     status: str
     compared: int = 0
     differences: int = 0
     note: str = ""
+    recomputed: bool = False
 
 
 @dataclass(frozen=True)
 class StreamResult:
     """How many differences the stream of one environment has; `Comparison.differences` holds the first of them.
 
-    Those of learned transitions that nobody sampled are together under the env -1.
+    Those of learned transitions that nobody sampled are together under the env -1. None where the environment differs, and all of that is
+    told at another one's: streams that are exchanged, and resets of all environments, are one difference.
     """
 
     runner: int
@@ -132,10 +220,12 @@ class Comparison:
     Attributes:
         hops: In the order in which data passes them.
         differences: The first `KEPT` of each stream, hop by hop; `Hop.differences` counts all.
+        warnings: What is suspicious in one ledger by itself; it changes neither `equal` nor `exit_status`.
     """
 
     hops: tuple[Hop, ...]
     differences: tuple[Difference, ...]
+    warnings: tuple[Finding, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -162,8 +252,9 @@ class Comparison:
         return 0 if self.complete else 3
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as JSON can hold it."""
-        return {"equal": self.equal, "complete": self.complete, "exit_status": self.exit_status, "events": self.events, **asdict(self)}
+        """The result as JSON can hold it; ``stepledger/report/schema.json`` describes it."""
+        verdict = {"equal": self.equal, "complete": self.complete, "exit_status": self.exit_status, "events": self.events}
+        return {"schema": SCHEMA, **verdict, **asdict(self)}
 
     def __str__(self) -> str:
         from .report.text import report
@@ -190,7 +281,11 @@ class Counter:
 
 @dataclass
 class Tally:
-    """What the streams of one hop add up to."""
+    """What the streams of one hop add up to.
+
+    Attributes:
+        unkept: Why some differences could not be explained by values, a sentence each.
+    """
 
     name: str
     events: int = 0
@@ -207,6 +302,7 @@ class Tally:
     lost: int = 0
     extra: int = 0
     dropped: int = 0
+    unkept: dict[str, None] = field(default_factory=dict)
 
     def add(self, key: StreamKey, differences: int) -> None:
         """Count differences of a stream; those of all incarnations of its runner together."""
@@ -223,7 +319,10 @@ class Tally:
         for name, compared in self.compared.items():
             differences = self.different.get(name, 0)
             status = "not compared" if not compared else "different" if differences else "equal"
-            fields[name] = FieldResult(status, compared, differences, notes.get(name, ""))
+            note = notes.get(name, "")
+            fields[name] = FieldResult(status, compared, differences, note, bool(compared and note))
+        told_elsewhere = {(key.runner, key.env, key.agent) for key in self.different_keys}
+        by_stream = {**dict.fromkeys(told_elsewhere, 0), **self.by_stream}
         return Hop(
             self.name,
             self.events,
@@ -232,11 +331,11 @@ class Tally:
             self.differences,
             fields,
             tuple(self.unknown),
-            tuple(self.notes),
+            (*self.notes, *filter(None, self.unkept)),
             unpaired,
             dict(self.coverage),
             dict(self.never_learned),
-            tuple(StreamResult(*which, count) for which, count in sorted(self.by_stream.items())),
+            tuple(StreamResult(*which, count) for which, count in sorted(by_stream.items()) if count or which in told_elsewhere),
             self.lost,
             self.extra,
             self.dropped,

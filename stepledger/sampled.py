@@ -200,20 +200,23 @@ class Sampled:
             hits = _Index(own_keys).find(keys) if timed else _Index(own_keys).spread(keys)
             at[rows[hits >= 0]] = known[hits[hits >= 0]]
         # If one part was changed, the others lead to its step, and the comparison names the part; not where that step may be lost with an
-        # open end.
+        # open end. A part may lead to another step by chance, so that all are tried.
         whole = [("obs", "action", "t"), ("obs", "action")]
         parts = [] if any(self._open_streams) else [("action", "next_obs", "t"), ("obs", "next_obs")]
         # Where time steps are known, they tell a transition that was changed from one that never was.
         joint = np.zeros(len(at), bool) if timed else self.joints(learned)[0] >= 0
+        open_, fewest = (at < 0) & ~joint, np.full(len(at), len(FIELDS) + 3)
         for fields in whole + parts:
             fields = tuple(field for field in fields if field != "t" or timed)
-            rows = np.flatnonzero((at < 0) & ~joint & ((learned["n"] == 1) | ("next_obs" not in fields)))
+            rows = np.flatnonzero(open_ & (fewest > 0) & ((learned["n"] == 1) | ("next_obs" not in fields)))
             if not len(rows):
                 continue
             known = np.flatnonzero(own["obs_known"]) if "obs" in fields else np.arange(len(self))
             index = _Index(mixed(*(own[field][known] for field in fields)))
             keys = mixed(*(learned[field][rows] for field in fields))
-            at[rows] = self._best(index, known, keys, {field: column[rows] for field, column in learned.items()}, meta)
+            chosen, unequal = self._closest(index, known, keys, {field: column[rows] for field, column in learned.items()}, meta, timed)
+            closer = unequal < fewest[rows]
+            at[rows[closer]], fewest[rows[closer]] = chosen[closer], unequal[closer]
         return at
 
     def joints(self, learned: Columns) -> tuple[Ints, Ints]:
@@ -263,22 +266,25 @@ class Sampled:
         found &= (self.columns["h_id"][rows] == h_id) & (self.columns["t"][rows] == t)
         return np.where(found, rows, -1)
 
-    def _best(self, index: _Index, known: Ints, keys: npt.NDArray[np.uint64], learned: Columns, meta: Meta) -> Ints:
-        """Of the rows with these keys, those that agree in everything; else the first; -1 where there is none."""
-        chosen = np.full(len(keys), -1)
+    def _closest(
+        self, index: _Index, known: Ints, keys: npt.NDArray[np.uint64], learned: Columns, meta: Meta, timed: list[str]
+    ) -> tuple[Ints, Ints]:
+        """Of the rows with each key, the one that differs in the fewest fields, -1 where there is none; and in how many it does."""
+        chosen, fewest = np.full(len(keys), -1), np.full(len(keys), len(FIELDS) + 3)
         open_ = np.arange(len(keys))
         for rank in range(_CANDIDATES):
             hits = index.find(keys[open_], rank)
             open_, hits = open_[hits >= 0], known[hits[hits >= 0]]
             if not len(open_):
                 break
-            if rank == 0:
-                chosen[open_] = hits
-            unequal = self.unequal(hits, {field: column[open_] for field, column in learned.items()}, meta)
-            agree = ~np.logical_or.reduce(list(unequal.values()))
-            chosen[open_[agree]] = hits[agree]
-            open_ = open_[~agree]
-        return chosen
+            candidates = {field: column[open_] for field, column in learned.items()}
+            unequal = np.sum(list(self.unequal(hits, candidates, meta).values()), axis=0)
+            for field in timed:
+                unequal += candidates[field] != self.columns[field][hits]
+            closer = unequal < fewest[open_]
+            chosen[open_[closer]], fewest[open_[closer]] = hits[closer], unequal[closer]
+            open_ = open_[fewest[open_] > 0]
+        return chosen, fewest
 
     def unequal(self, at: Ints, learned: Columns, meta: Meta) -> dict[str, npt.NDArray[np.bool_]]:
         """For each field, where learned transitions differ from the sampled ones that begin in these rows."""

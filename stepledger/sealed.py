@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .digest import Layout
-from .format import EpisodeCounter, Meta, begins_of, event_dtype, layouts_of
+from .format import EpisodeCounter, Meta, begins_of, event_dtype, layouts_of, window_of
 
 if TYPE_CHECKING:
-    from .journal import Block, Scan
+    from .scan import Block, Scan
 
 __all__ = ["mark_sealed", "write_sealed"]
 
@@ -62,7 +62,7 @@ def _replacing(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
-    rows = _Rows(journal, len(meta["stream_keys"]))
+    rows = _Rows(journal.blocks, len(meta["stream_keys"]), journal)
     _write(archive, "meta", np.array(json.dumps(meta)))
     _write(archive, "stream_index", np.array([key[1] for key in meta["stream_keys"]], np.int64))
     _write(archive, "stream_offsets", np.cumsum([0, *rows.lengths], dtype=np.int64))
@@ -73,8 +73,20 @@ def _write_members(archive: zipfile.ZipFile, meta: Meta, journal: Scan) -> None:
             _stream(archive, name, dtype[name], (rows.total,), parts)
     for which, name in enumerate(("episode", "step")):
         _stream(archive, name, np.dtype(np.int64), (rows.total,), _counted(rows, which, meta), zipfile.ZIP_DEFLATED)
+    if window_of(meta):
+        kept = _Rows(journal.kept, len(meta["stream_keys"]), journal)
+        _stream(archive, "values_index", np.dtype(np.int64), (kept.total,), _whose(kept, rows, meta))
+        rows = kept
     for index, (name, layout) in enumerate(layouts_of(meta)):
         _write_values(archive, name, layout, index, rows)
+
+
+def _whose(kept: _Rows, rows: _Rows, meta: Meta) -> Iterator[npt.NDArray[np.int64]]:
+    """The events, among all of the ledger, to which kept values belong."""
+    begins = np.array([begin for begin, _ in begins_of(meta)], np.int64)
+    before = np.cumsum([0, *rows.lengths], dtype=np.int64)[:-1]
+    for streams, events in kept.column(lambda block: block.events["event"], 8):
+        yield events - begins[streams] + before[streams]
 
 
 def _counted(rows: _Rows, which: int, meta: Meta) -> Iterator[npt.NDArray[np.int64]]:
@@ -91,16 +103,21 @@ def _counted(rows: _Rows, which: int, meta: Meta) -> Iterator[npt.NDArray[np.int
 
 
 class _Rows:
-    """The events of a journal in the order of their streams, in pieces of bounded size."""
+    """What blocks of a journal hold, in the order of their streams, in pieces of bounded size."""
 
-    def __init__(self, journal: Scan, n_streams: int) -> None:
+    def __init__(self, blocks: Sequence[Block], n_streams: int, journal: Scan) -> None:
+        self._blocks = blocks
         self._journal = journal
-        # cuts[b][s] is where stream s begins in block b: a block is ordered by stream.
-        self._cuts = []
-        for block in journal.blocks:
-            self._cuts.append(np.searchsorted(block.events["stream"], np.arange(n_streams + 1)))
+        # For each block, which is ordered by stream, the streams that it has and where each begins, and the last one ends.
+        self._cuts: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
+        self.lengths = np.zeros(n_streams, np.int64)
+        for block in blocks:
+            stream = block.events["stream"]
+            begins = np.flatnonzero(np.concatenate([[True], stream[1:] != stream[:-1]])[: len(stream)])
+            present = stream[begins]
+            self._cuts.append((present, np.append(begins, len(stream))))
+            self.lengths[present] += np.diff(self._cuts[-1][1])
             journal.touched(block.events)
-        self.lengths: npt.NDArray[np.int64] = sum((np.diff(cut) for cut in self._cuts), np.zeros(n_streams, np.int64))
         self.total = int(self.lengths.sum())
 
     def column(
@@ -112,9 +129,10 @@ class _Rows:
             parts: list[npt.NDArray[Any]] = []
             owners: list[npt.NDArray[Any]] = []
             size = 0
-            for block, cut in zip(self._journal.blocks, self._cuts):
-                for begin in range(int(cut[first]), int(cut[last]), limit):
-                    where = slice(begin, min(begin + limit, int(cut[last])))
+            for block, (present, begins) in zip(self._blocks, self._cuts):
+                start, stop = begins[np.searchsorted(present, [first, last])].tolist()
+                for begin in range(start, stop, limit):
+                    where = slice(begin, min(begin + limit, stop))
                     parts.append(np.array(select(block)[where]))
                     owners.append(np.array(block.events["stream"][where], np.int64))
                     self._journal.touched(block.events[where])
@@ -139,10 +157,13 @@ class _Rows:
 
     def slices(self) -> Iterator[tuple[Block, slice]]:
         """Stream by stream, the slices of the blocks."""
-        for stream in range(len(self.lengths)):
-            for block, cut in zip(self._journal.blocks, self._cuts):
-                if cut[stream + 1] > cut[stream]:
-                    yield block, slice(int(cut[stream]), int(cut[stream + 1]))
+        parts = [
+            (stream, number, begin, end)
+            for number, (present, begins) in enumerate(self._cuts)
+            for stream, begin, end in zip(present.tolist(), begins.tolist(), begins[1:].tolist())
+        ]
+        for _, number, begin, end in sorted(parts):
+            yield self._blocks[number], slice(begin, end)
 
 
 def _write_values(archive: zipfile.ZipFile, name: str, layout: Layout, index: int, rows: _Rows) -> None:

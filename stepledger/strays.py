@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LEARN", "UNSEEN", "UNSTORED", "Stray", "crossed", "joins", "overwritten"]
+__all__ = ["LEARN", "UNSEEN", "UNSTORED", "UNWATCHED", "Stray", "crossed", "joins", "overwritten"]
 
 #: In the column ``by`` of a vector ledger: 0, the trainer made this event; from 1 on, the stray call of that number; and these two.
 #: ``LEARN``: the reset with which ``learn()`` began. ``UNSTORED``: the trainer's last step, behind which learning was stopped.
@@ -12,6 +12,9 @@ LEARN, UNSTORED = -1, -2
 
 #: In the place of a digest: nobody saw the value. No value digests to it, nor to `stepledger.digest.MISSING`.
 UNSEEN = 1
+
+#: How the place of calls begins that are only known from where the environments are: it can't be told whether they reset or stepped.
+UNWATCHED = "a place that nobody watched"
 
 
 class Stray(NamedTuple):
@@ -36,11 +39,15 @@ class Stray(NamedTuple):
     @property
     def cut(self) -> str:
         """What a transition crosses."""
+        if self.place.startswith(UNWATCHED):
+            return "this"
         return "a reset" if self.resets else "these steps"
 
     def __str__(self) -> str:
         what = []
-        if self.resets:
+        if self.place.startswith(UNWATCHED):
+            what.append("reset or stepped the training env")
+        elif self.resets:
             what.append("reset the training env" + _times(self.resets))
         if self.steps:
             what.append(f"stepped {'it' if self.resets else 'the training env'}{_times(self.steps)}")

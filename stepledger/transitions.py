@@ -8,9 +8,10 @@ sampled must be here once, and where it promises at most once, not twice; elsewh
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .chance import AROUND, common
 from .crossings import Crossings
+from .explain import joined, most_common_first
 from .format import Meta, StreamKey
 from .ledger import Ledger, Stream
-from .pairs import check_settings
-from .result import KEPT, Counter, Difference, Hop, Tally
+from .origins import Origins
+from .pairs import check_settings, counted, taps_of
+from .result import KEPT, Counter, Difference, Explanation, Hop, Tally
 from .sampled import EPISODE_START, FIELDS, Columns, Ints, Sampled, Window, concatenate
+from .values import NO_VALUES
 
-__all__ = ["TransitionHop"]
+__all__ = ["TransitionHop", "learned_columns"]
 
 
 class TransitionHop:
@@ -72,7 +77,7 @@ class TransitionHop:
             if ledger.path not in self._learners:
                 self._tally.dropped += sum(stream.begin for stream in ledger.streams.values())
             self._learners[ledger.path] = ledger
-            self._learned += [_learned(stream) for stream in ledger.streams.values()]
+            self._learned += [learned_columns(stream) for stream in ledger.streams.values()]
             self._taken[ledger.path] = sum(stream.begin + len(stream) for stream in ledger.streams.values())
 
     def compare(self, end: bool, counter: Counter) -> None:
@@ -152,15 +157,17 @@ class TransitionHop:
         self._untold += len(never) if open_end else 0
         if end and open_end and self._untold:
             tally.unknown.append(f"whether {self._untold:,} sampled steps were learned from: {open_end[0].path} has no end")
-        if end and not tally.unknown and (stopped := [ledger for ledger in learners if ledger.meta.get("stopped")]):
-            tally.unknown.append(f"what came after the end of {stopped[0].path}: {stopped[0].meta['stopped']}")
+        if end and open_end and not tally.unknown:
+            why = open_end[0].meta.get("stopped", "its process was stopped before it closed the ledger")
+            tally.unknown.append(f"what came after the end of {open_end[0].path}: {why}")
         undelivered = sampled.undelivered()
         if end and not open_end:
             tally.never_learned = _reasons(tally.coverage, int(undelivered[never].sum()), learners[0].meta)
         promises = {ledger.meta.get("each_step", "") for ledger in learners}
         if promises == {"once"}:
             if undelivered[never].any():
-                tally.unknown.append(f"whether {int(undelivered[never].sum()):,} steps left their EnvRunners, which were killed")
+                where = "left their EnvRunners, which were killed" if taps_of(tally.name)[0] == "episode" else "came to be learned from"
+                tally.unknown.append(f"whether {int(undelivered[never].sum()):,} steps {where}")
             if not open_end:
                 self._differences.ranges("lost", never[~undelivered[never]], sampled)
         if promises <= {"once", "at most once"}:
@@ -180,13 +187,14 @@ class TransitionHop:
 
     def result(self) -> tuple[Hop, list[Difference]]:
         """What was found so far; steps that may still be learned from are counted as they are now."""
+        kept = most_common_first(self._differences.kept)
         hop = self._tally.hop((self._unpaired,) if self._unpaired else (), self._notes)
         told = dict.fromkeys(note for ledger in self._learners.values() for note in ledger.meta.get("notes", []))
         hop = replace(hop, notes=(*hop.notes, *told, *self._crossings.notes(self._strays())))
         if self._tally.dropped:  # how often what is left was learned from can't be told any more
-            return replace(hop, coverage={}, never_learned={}), self._differences.kept
+            return replace(hop, coverage={}, never_learned={}), kept
         coverage = {name: count + self._open_coverage.get(name, 0) for name, count in hop.coverage.items()} if self._learners else {}
-        return replace(hop, coverage=coverage), self._differences.kept
+        return replace(hop, coverage=coverage), kept
 
 
 def _from_elsewhere(learned: Columns, sampled: Sampled) -> bool:
@@ -208,7 +216,11 @@ def _coverage(times: Ints) -> dict[str, int]:
 
 def _reasons(coverage: dict[str, int], undelivered: int, meta: Meta) -> dict[str, int]:
     """Why steps were never learned from, where it is no difference: reason -> number of steps."""
-    if meta.get("replays"):
+    if meta.get("each_step") == "once":
+        rest = ""  # that is a difference
+    elif meta.get("replays") and "capacity" not in meta:  # a loop of one's own
+        rest = "not drawn from a replay buffer, or lost where there is none: each_step_once=True says that there is none"
+    elif meta.get("replays"):
         all_in = coverage["sampled"] <= meta.get("capacity", 0)
         rest = "still in the replay buffer" if all_in else "still in the replay buffer, or dropped from it before they were drawn"
     elif meta.get("each_step") == "at most once":
@@ -231,7 +243,8 @@ def _notes(longest: int, meta: Meta) -> dict[str, str]:
     return {**notes, **{name: one.get("skip") or one["note"] for name, one in said.items() if "skip" in one or "note" in one}}
 
 
-def _learned(stream: Stream) -> Columns:
+def learned_columns(stream: Stream) -> Columns:
+    """The columns of learned transitions, by field."""
     data = stream.data
     names = {"obs": "h_obs", "action": "h_act", "reward": "h_rew", "next_obs": "h_next"}
     columns = {field: data[names.get(field, field)] for field in FIELDS}
@@ -264,8 +277,10 @@ class _Differences:
         events: int = 1,
         first: dict[str, str] | None = None,
         second: dict[str, str] | None = None,
-        why: tuple[str, ...] = (),
+        why: tuple[Explanation, ...] = (),
+        more: Callable[[], list[Explanation]] = list,
     ) -> None:
+        """Count a difference, and keep it where it is one of the first; ``more`` tells then what else may be behind it."""
         key, episode, step = place
         self._streams[key] = self._streams.get(key, 0) + 1
         self._tally.lost += events if kind == "lost" else 0
@@ -273,22 +288,31 @@ class _Differences:
         if self._streams[key] <= KEPT:
             name, runner, agent = self._tally.name, key.runner, key.agent
             sides = first or {}, second or {}
-            self.kept.append(Difference(name, key.env, episode, step, fields, kind, *sides, events, runner, agent, why))
+            why = tuple(dict.fromkeys((*why, *joined(more()))))
+            if kind == "changed" and {"obs", "next_obs", "action"} & set(fields) and not any(one.sure for one in why):
+                self._tally.unkept.setdefault(NO_VALUES.format("learner"))
+            self.kept.append(Difference(name, key.env, episode, step, fields, kind, *sides, events, runner, agent, why, key.incarnation))
 
     def never_sampled(self, rows: Ints, learned: Columns, sampled: Sampled) -> None:
         """Transitions that the learner got and no sampler gave."""
         if not len(rows):
             return
+        unknown = Explanation("SL506", "no environment of this run gave it")
         joints = sampled.joints({field: learned[field][rows] for field in ("obs", "next_obs")})
         for row, window, event in zip(rows.tolist(), *(part.tolist() for part in joints)):
             if window >= 0:
                 stream = sampled.windows[window].stream
                 episode = int(stream.columns["episode"][event])
-                what = f"it joins the end of episode {episode - 1} to the reset of episode {episode}, which is no step of the environment"
-                self.keep((stream.key, episode, 0), ("event",), "extra", second={"event": what})
+                near = stream.data["h_obs"][max(0, event - AROUND) : event + AROUND]
+                sure = not common(near, int(learned["obs"][row]))  # else a wrong transition may look like one by chance
+                joins = f"{'joins' if sure else 'may join'} the end of episode {episode - 1} to the reset of episode {episode}"
+                what = f"it {joins}, which is no step of the environment"
+                reset = Explanation("SL509", f"the reset {'was' if sure else 'may be'} stored as if it were a step")
+                why = (reset,) if sure else (reset, unknown)
+                self.keep((stream.key, episode, 0), ("event",), "extra", second={"event": what}, why=why)
                 continue
             place = sampled.place_in_episode(int(learned["h_id"][row]), int(learned["t"][row]))
-            self.keep(place, ("event",), "extra", second={"event": "it was never sampled"})
+            self.keep(place, ("event",), "extra", second={"event": "it was never sampled"}, why=(unknown,))
 
     def ranges(self, kind: str, rows: Ints, sampled: Sampled) -> None:
         """Steps that were learned from too often or never; several in a row of one stream are one difference."""
@@ -296,7 +320,15 @@ class _Differences:
         for run in np.split(rows, np.flatnonzero((np.diff(rows) != 1) | (np.diff(streams) != 0)) + 1):
             if len(run):
                 note = {"event": f"it was learned from {int(sampled.times[run[0]])} times"} if kind == "extra" else {}
-                self.keep(sampled.place(int(run[0])), ("event",), kind, len(run), second=note)
+                self.keep(sampled.place(int(run[0])), ("event",), kind, len(run), second=note, why=_of_range(kind, len(run)))
+
+
+def _of_range(kind: str, length: int) -> tuple[Explanation, ...]:
+    if kind == "lost":
+        what = "it was sampled and never learned from" if length == 1 else f"{length:,} steps in a row were sampled and never learned from"
+        return (Explanation("SL507", what),)
+    one, several = Explanation("SL505", "it came more than once"), Explanation("SL508", f"a chunk of {counted(length, 'step')} came again")
+    return (one, several) if length == 1 else (several,)
 
 
 def _compare(
@@ -315,6 +347,7 @@ def _compare(
         tally.different[field] = tally.different.get(field, 0) + int(mask.sum())
     rows = np.flatnonzero(np.logical_or.reduce(list(unequal.values())))
     sides = sampled.sides(at[rows], {field: column[rows] for field, column in learned.items()}, meta, learned["n"][rows])
+    origins = Origins(sampled)
     for field in (*FIELDS, *([EPISODE_START] if EPISODE_START in learned else [])):
         tally.compared.setdefault(field, 0)
     for which, row in enumerate(rows.tolist()):
@@ -324,10 +357,11 @@ def _compare(
         )
         place = sampled.place(int(at[row]))
         why = crossings.cut(sampled, int(at[row]), place)
-        differences.keep(place, fields, "changed", first=first, second=second, why=why)
+        more = functools.partial(origins.explain, int(at[row]), fields, sides, which)
+        differences.keep(place, fields, "changed", first=first, second=second, why=why, more=more)
     marked = learned[EPISODE_START] >= 0 if EPISODE_START in learned else np.zeros(len(at), bool)
     for place, sentence in crossings.uncut(sampled, at, rows, marked):
-        differences.keep(place, ("event",), "extra", second={"event": sentence})
+        differences.keep(place, ("event",), "extra", second={"event": sentence}, why=(Explanation("SL501", sentence),))
 
 
 def _text(field: str, value: Any, reward_dtype: str) -> str:

@@ -15,9 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
 
+from .checks import RowChecks
 from .digest import MISSING, SpaceDigest
+from .env import time_limit
 from .errors import LedgerError
+from .flush import Flush
 from .format import Place, StreamKey
 from .recorder import ABSENT, RESET_FLAG, Recorder, describe
 from .recording import OnError, warn
@@ -201,15 +205,18 @@ class LedgerVectorEnv(VectorWrapper):
         tap: Literal["vector", "env"] = "vector",
         autoreset_mode: str | None = None,
         reward_dtype: npt.DTypeLike = np.float32,
-        keep_values: bool = False,
+        keep_values: bool | int = False,
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
+        flush_every: int | None = None,
+        flush_seconds: float | None = None,
     ) -> None:
         if not isinstance(vector_env, VectorEnv):
             raise LedgerError(
                 f"LedgerVectorEnv goes around a Gymnasium vector env, and not around a {type(vector_env).__name__}: use LedgerEnv for one "
                 "environment, stepledger.sb3.LedgerVecEnv for a vector env of Stable-Baselines3."
             )
+        flush = Flush.of(flush_every, flush_seconds)
         self._place: Place | None = None
         self._tap = tap
         # Without a path this is RLlib's extension, which says what RLlib relies on, whatever the vector env states.
@@ -226,15 +233,20 @@ class LedgerVectorEnv(VectorWrapper):
             [StreamKey(env=env) for env in range(vector_env.num_envs)],
             reward_dtype=reward_dtype,
             digest=digest,
-            keep_values=bool(keep_values),
+            keep_values=keep_values,
             autoreset_mode=self._mode,
             run=run if reached else "",
+            **({"time_limit": limit} if (limit := time_limit(vector_env.unwrapped)) else {}),
         )
-        recorder = Recorder(None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error)
+        recorder = Recorder(
+            None if path is None else ledger_path(path), meta, autoreset=self._mode == NEXT_STEP, on_error=on_error, flush=flush
+        )
         if reached:
             recorder.stop_workers = functools.partial(vector_env.unwrapped.call, "stop_recording")
         self._unpacked = functools.partial(_unpacked, vector_env.single_observation_space)
         self._rows = RowRecorder(recorder, observations, actions, same_step=self._mode == SAME_STEP, keep_values=bool(keep_values))
+        if _of_one_space(vector_env):
+            RowChecks(self._rows, vector_env.single_observation_space, vector_env.num_envs)
         super().__init__(vector_env)  # last: the remains of a wrapper that refused must not close the vector env when they are collected
 
     @property
@@ -277,6 +289,10 @@ class LedgerVectorEnv(VectorWrapper):
     def write_journal(self) -> None:
         """Write everything so far to the journal, which is much cheaper than `flush`."""
         self._rows.recorder.write()
+
+    def save_values(self, streams: Mapping[str, Sequence[int]]) -> None:
+        """Write kept values that are in memory only, see `stepledger.recording.Recording.save_values`."""
+        self._rows.recorder.save_values(streams)
 
     def forget(self, events: Mapping[str, Sequence[int]]) -> None:
         """Drop events from the journal, see `stepledger.recording.Recording.forget`."""
@@ -324,6 +340,15 @@ class LedgerVectorEnv(VectorWrapper):
         result = self.env.reset_wait(*args, **kwargs)  # type: ignore[attr-defined]
         self._rows.reset(result[0], self._mask)
         return result
+
+
+def _of_one_space(vector_env: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether the bounds of the single observation space are those of all environments; a vector env may batch different ones."""
+    try:
+        batched = batch_space(vector_env.single_observation_space, vector_env.num_envs)
+        return bool(batched == vector_env.observation_space)
+    except Exception:
+        return False
 
 
 def _unpacked(space: gymnasium.Space[Any], result: Any) -> Result:

@@ -49,6 +49,9 @@ class LedgerCallback(RLlibCallback):
         retain: ``"all"`` keeps the ledgers. ``"differences"`` drops, while it trains, what was compared and is equal, up to a stream's
             first difference, so that a run of any length without one takes bounded space.
         reward_dtype: As in `stepledger.LedgerEnv`; likewise the others.
+        keep_values: As there. With a number and ``compare_every``, the values around the differences are stored when those are found, where
+            they are among the last ones still: it must be at least the events that an environment has between two comparisons, and 64, and
+            as many as are to be seen before a difference.
 
     Raises:
         LedgerError: An option is unknown. When the algorithm is built, if it can't be recorded: it is on the old API stack, has several
@@ -65,15 +68,17 @@ class LedgerCallback(RLlibCallback):
         on_difference: OnDifference = "log",
         retain: Retain = "all",
         reward_dtype: npt.DTypeLike = np.float64,
-        keep_values: bool = False,
+        keep_values: bool | int = False,
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
+        flush_every: int | None = None,
+        flush_seconds: float | None = None,
     ) -> None:
         super().__init__()
         self._watch = Watch(compare_every, on_difference, retain)
         self._directory = os.fspath(place_of(directory))
         self._resume = resume
-        self._settings = Settings(reward_dtype, keep_values, digest, on_error)
+        self._settings = Settings(reward_dtype, keep_values, digest, on_error, flush_every, flush_seconds)
         self._taps: list[RunnerTaps] = []
         self._job: Job | None = None
 
@@ -141,9 +146,11 @@ def attach(
     on_difference: OnDifference = "log",
     retain: Retain = "all",
     reward_dtype: npt.DTypeLike = np.float64,
-    keep_values: bool = False,
+    keep_values: bool | int = False,
     digest: str = "xxh3_64",
     on_error: OnError = "warn",
+    flush_every: int | None = None,
+    flush_seconds: float | None = None,
 ) -> AlgorithmConfig:
     """Add a `LedgerCallback` to the callbacks that a config has.
 
@@ -158,6 +165,8 @@ def attach(
         keep_values: Likewise.
         digest: Likewise.
         on_error: Likewise.
+        flush_every: Likewise.
+        flush_seconds: Likewise.
 
     Returns:
         The config.
@@ -185,6 +194,8 @@ def attach(
         keep_values=keep_values,
         digest=digest,
         on_error=on_error,
+        flush_every=flush_every,
+        flush_seconds=flush_seconds,
     )
     callback()  # it says what is wrong with the options
     return config.callbacks([*present, callback])

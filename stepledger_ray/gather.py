@@ -17,11 +17,12 @@ import ray
 from stepledger import Comparison
 from stepledger.compare import checked
 from stepledger.errors import LedgerError
+from stepledger.format import window_of
 from stepledger.progress import progress_bar
 
 from .live import Live, Watch, metrics
 from .nodes import claim, collect, discard
-from .processes import Deadline, ask, learners, name_of, remote_runners, runners
+from .processes import Deadline, ask, learners, name_of, remote_runners, runners, tell
 from .run import REMAKES, Run, Settings
 from .storage import store, write_report
 from .taps import RECORDERS, LearnerTap, episode_space, taps_of
@@ -80,7 +81,7 @@ class Job:
             self.run.withdraw()  # else the corrected build would be refused, since its directory holds a run
             raise
         self._live = None if watch.compare_every is None else Live(self.run, watch)
-        self._hook_cleanup(algorithm)
+        self._hook(algorithm)
         taps = "env, vector, episode and learner" if self.run.has_learner_tap else "env, vector and episode"
         taps += " of the evaluation" if self.run.offline else ""
         stored = f", to be stored at {self.run.uri}" if self.run.uri else ""
@@ -156,6 +157,8 @@ class Job:
             result["stepledger"] = metrics(comparison)
             if self._live.tell(comparison):
                 result["done"] = True
+            if window_of({"keep_values": self.run.settings.keep_values}) and (differing := self._live.differing()):
+                self._everywhere("save_values", differing)
             if drop:
                 self._everywhere("forget", drop)
         except Exception as error:  # whatever is wrong with the cluster: the run goes on
@@ -190,18 +193,33 @@ class Job:
                 options = {**self._learner_options, "index": index, "incarnation": incarnation}
                 self._asked.append(actor.apply.remote(functools.partial(_put_learner_tap, **options)))
 
-    def _hook_cleanup(self, algorithm: Any) -> None:
-        """Compare when the algorithm stops, before its EnvRunners and Learners are gone: RLlib has no callback for that (ray 2.60)."""
+    def _hook(self, algorithm: Any) -> None:
+        """Compare when the algorithm stops, before its EnvRunners and Learners are gone, and have the taps remember where it was saved.
+
+        RLlib has callbacks for neither (ray 2.60).
+        """
         job, cleanup = self, algorithm.cleanup
 
         def compare_and_clean_up() -> None:
-            del algorithm.cleanup  # the class's own again
+            for name, ours in (("cleanup", compare_and_clean_up), ("save_to_path", save_and_remember)):
+                if vars(algorithm).get(name) is ours:  # and not somebody else's, put on top since
+                    delattr(algorithm, name)  # the class's own again
             try:
                 job.end()
             finally:
                 cleanup()
 
         algorithm.cleanup = compare_and_clean_up
+        save = algorithm.save_to_path
+
+        @functools.wraps(save)
+        def save_and_remember(*args: Any, **kwargs: Any) -> Any:
+            path = save(*args, **kwargs)
+            with contextlib.suppress(Exception):  # for a mark in a report, the run is not to fail
+                tell(runners(algorithm).values(), _remember_checkpoint)
+            return path
+
+        algorithm.save_to_path = save_and_remember
         # A script may end without algorithm.stop(). Ray's own exit handler was registered before this one, so it runs after it.
         atexit.register(_end_at_exit, weakref.ref(self))
 
@@ -261,14 +279,15 @@ class Job:
         compared = False
         try:
             comparison = self.compare(stop=True)
-            write_report(self.run, comparison)
             print(comparison, flush=True)
             compared = True
+            write_report(self.run, comparison)
         except LedgerError as error:
             sampled = any(Path(self.run.directory).rglob("runner-*"))
             print(f"stepledger: {error if sampled else 'nothing was sampled, so that there is nothing to compare.'}", flush=True)
         except Exception as error:  # whatever is wrong with the cluster: the algorithm must be able to stop
-            logger.warning("stepledger: the ledgers in %s could not be gathered: %r", self.run.directory, error)
+            what = "report.json could not be written to" if compared else "the ledgers could not be gathered into"
+            logger.warning("stepledger: %s %s: %r", what, self.run.directory, error)
         finally:
             self._ended = True
             self._end_live()
@@ -356,6 +375,13 @@ def _at_runner(env_runner: Any, method: str, args: tuple[Any, ...]) -> None:
     taps = taps_of(env_runner) if env_runner.env is not None else None
     if taps is not None:
         taps.each(method, *args)
+
+
+def _remember_checkpoint(env_runner: Any) -> None:
+    """In an EnvRunner: a checkpoint was saved."""
+    taps = taps_of(env_runner) if env_runner.env is not None else None
+    if taps is not None:
+        taps.saved()
 
 
 def _at_learner(learner: Any, method: str, args: tuple[Any, ...]) -> None:

@@ -89,6 +89,15 @@ class Live:
             raise LedgerError(error)
         return found, drop if self._watch.retain == "differences" else {}
 
+    def differing(self) -> dict[str, list[int]]:
+        """For each ledger, which of its streams had a difference in the last comparison that the one before did not have.
+
+        Raises:
+            RayError: The comparing process is gone.
+        """
+        found: dict[str, list[int]] = ray.get(self._comparing.differing.remote(), timeout=Deadline().left)
+        return found
+
     def close(self) -> None:
         """End the comparing processes: they would be there as long as the driver is."""
         for actor in (self._comparing, *self._followers.values()):

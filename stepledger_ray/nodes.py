@@ -13,9 +13,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from stepledger.directory import find, inside
 from stepledger.errors import LedgerError
-from stepledger.format import JOURNAL
-from stepledger.ledger import find
+from stepledger.format import JOURNAL, SEALED
 from stepledger.result import Progress
 
 from .processes import Deadline
@@ -168,6 +168,8 @@ def _piece(path: str, begin: int, size: int) -> bytes:
 def _copy(run: Run, piece: Any, name: str, size: int, deadline: Deadline) -> Iterator[int]:
     """Copy a file from a node piece by piece; yields each piece's size once it is here."""
     target = Path(run.directory, name)
+    if not inside(target, Path(run.directory)) or target.suffix not in (SEALED, JOURNAL):
+        raise LedgerError(f"it names a file that is no ledger of the run: {name!r}")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     under_way: deque[Any] = deque()

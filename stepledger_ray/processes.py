@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-__all__ = ["TIMEOUT", "Deadline", "ask", "learners", "name_of", "remote_runners", "runners"]
+__all__ = ["TIMEOUT", "Deadline", "ask", "learners", "name_of", "remote_runners", "runners", "tell"]
 
 #: Seconds in which processes and nodes have to answer; one that takes longer is left out, and that is said.
 TIMEOUT = 120.0
@@ -89,6 +89,15 @@ def ask(calls: Mapping[str, tuple[Any, Callable[[Any], Any]]], deadline: Deadlin
         with contextlib.suppress(ray.exceptions.RayError):  # it died: its ledgers say so
             answers[under_way[reference]] = ray.get(reference)
     return answers, {under_way[reference]: reference for reference in late}
+
+
+def tell(processes: Iterable[Any], function: Callable[[Any], Any]) -> None:
+    """Call a function in processes, without waiting for what it gives."""
+    for process in processes:
+        if _is_remote(process):
+            process.apply.remote(function)
+        else:
+            function(process)
 
 
 def _is_remote(process: Any) -> bool:

@@ -19,9 +19,11 @@ import numpy.typing as npt
 
 from stepledger.digest import SpaceDigest
 from stepledger.errors import LedgerError
+from stepledger.flush import Flush
 from stepledger.recorder import describe
 from stepledger.recording import OnError, check_on_error
 from stepledger.remote import Remote, located
+from stepledger.window import keeping
 
 __all__ = ["REMAKES", "Run", "Settings", "check_writable", "place_of", "trial_of"]
 
@@ -45,9 +47,11 @@ class Settings:
     """
 
     reward_dtype: npt.DTypeLike = "float64"
-    keep_values: bool = False
+    keep_values: bool | int = False
     digest: str = "xxh3_64"
     on_error: OnError = "warn"
+    flush_every: int | None = None
+    flush_seconds: float | None = None
 
     def __post_init__(self) -> None:
         # As a tap would refuse it: that is in another process, where RLlib makes of an error a restart without end.
@@ -55,7 +59,14 @@ class Settings:
         describe("env", any_space, any_space, [], reward_dtype=self.reward_dtype, digest=self.digest)
         check_on_error(self.on_error)
         object.__setattr__(self, "reward_dtype", np.dtype(self.reward_dtype).name)
-        object.__setattr__(self, "keep_values", bool(self.keep_values))
+        object.__setattr__(self, "keep_values", keeping(self.keep_values))
+        for name, value in zip(("flush_every", "flush_seconds"), self.flush):
+            object.__setattr__(self, name, value)
+
+    @property
+    def flush(self) -> Flush:
+        """When the taps write blocks."""
+        return Flush.of(self.flush_every, self.flush_seconds)
 
     def options(self) -> dict[str, Any]:
         """The settings as arguments of `stepledger.LedgerEnv` and `stepledger.LedgerVectorEnv`."""
@@ -180,7 +191,7 @@ class Run:
                 f"{self.place} holds a run already: name another directory, remove this one, or pass resume=True to go on with the run "
                 "in it (after a checkpoint: Algorithm.from_checkpoint(path, config=attach(config, directory, resume=True)))."
             )
-        if earlier.get("settings") != asdict(self.settings):
+        if _compared(earlier.get("settings")) != _compared(asdict(self.settings)):
             raise LedgerError(f"the run in {self.place} was recorded with other options ({earlier.get('settings')}): pass the same ones.")
         # Not from the files: those of a dead runner may be on another node. A hundred restarts of each runner fit in between.
         return replace(self, id=uuid.UUID(str(earlier["id"])).hex, incarnation=int(earlier["incarnation"]) + RESUMES)
@@ -215,6 +226,11 @@ class Run:
             return bool(_read(Path(self.directory) / _FILE)["id"] == self.id)
         except (LedgerError, KeyError):
             return False
+
+
+def _compared(settings: Any) -> Any:
+    """Settings without those in which two ledgers that are compared may differ."""
+    return {name: value for name, value in settings.items() if not name.startswith("flush_")} if isinstance(settings, dict) else settings
 
 
 def _of_rllib(algorithm: type) -> str:

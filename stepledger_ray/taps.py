@@ -54,7 +54,7 @@ _KNOWN_ACTION_PIECES = {
 }
 
 #: A method of the wrappers -> that of their recorders.
-RECORDERS = {"write_journal": "write", "forget": "forget", "flush": "flush", "stop_recording": "close"}
+RECORDERS = {"write_journal": "write", "save_values": "save_values", "forget": "forget", "flush": "flush", "stop_recording": "close"}
 
 #: How often an algorithm learns from each sampled step, where it promises something; asynchronous learners drop what is too old.
 EACH_STEP = {"PPO": "once", "APPO": "at most once", "IMPALA": "at most once"}
@@ -119,8 +119,13 @@ class RunnerTaps:
         # Of each environment, only the episode that goes on is asked for again.
         self._stream_of = {id_: env for env, id_ in {env: id_ for id_, env in self._stream_of.items()}.items()}
 
+    def saved(self) -> None:
+        """A checkpoint was saved: remember where."""
+        if self._episodes is not None:
+            self._episodes.saved()
+
     def each(self, method: str, *args: Any) -> None:
-        """Call a method of all ledgers of these taps: ``write_journal``, ``forget``, ``flush`` or ``stop_recording``."""
+        """Call a method of all ledgers of these taps, one of `RECORDERS`."""
         base = self.vector.unwrapped
         if self._env_side is not None:
             getattr(self._env_side, method)(*args)
@@ -231,8 +236,9 @@ class _EpisodeRecorder:
             whole_episodes=bool(env_runner._needs_initial_reset),  # set by a sample() of so many episodes, which has just ended
         )
         self._n = n
+        self._counts = [0] * n
         self._reward_dtype: str = meta["reward_dtype"]
-        self.recorder = BatchRecorder(None, meta, on_error=settings.on_error)
+        self.recorder = BatchRecorder(None, meta, on_error=settings.on_error, flush=settings.flush)
 
     def tell(self, place: Place, notes: Sequence[str]) -> None:
         self.recorder.place(place.path("episode"), **place.meta(self._n), notes=list(notes))
@@ -243,9 +249,14 @@ class _EpisodeRecorder:
         try:
             for episode in episodes:
                 if len(episode):
-                    self.recorder.append(self._events(episode, stream_of[episode.id_]))
+                    events = self._events(episode, stream := stream_of[episode.id_])
+                    self.recorder.append(events)
+                    self._counts[stream] += len(events)
         except BaseException as error:
             self.recorder.fail(error)
+
+    def saved(self) -> None:
+        self.recorder.final.setdefault("checkpoints", []).append(list(self._counts))
 
     def _events(self, episode: SingleAgentEpisode, stream: int) -> npt.NDArray[Any]:
         """The chunk as events: a reset if the episode begins with it, then its steps."""
@@ -358,7 +369,7 @@ class LearnerTap(ConnectorV2):
         )
         self._reward_dtype: str = meta["reward_dtype"]
         path = Path(run.directory) / f"learner-{index}.{incarnation}.npz"
-        self.recorder = BatchRecorder(path, meta, on_error=settings.on_error)
+        self.recorder = BatchRecorder(path, meta, on_error=settings.on_error, flush=settings.flush)
         self.recorder.begin()
 
     def __call__(self, *, rl_module: Any, batch: Any, episodes: Sequence[Any], **kwargs: Any) -> Any:

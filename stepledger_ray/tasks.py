@@ -13,10 +13,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stepledger import Comparison, compare
-from stepledger.ledger import find
+from stepledger.directory import find
 from stepledger.remote import located
 from stepledger.result import Progress
-from stepledger.split import Part, compare_part, join, split
+from stepledger.split import Part, PartResult, compare_part, join, split
 
 from .processes import Deadline
 
@@ -44,7 +44,7 @@ def compare_run(place: str, progress: Progress | None = None) -> Comparison:
         return compare(directory, progress=progress)
     processors = os.cpu_count() or 1
     parts, empty, left_out = split(directory, processors)
-    found: dict[Part, tuple[Comparison, str]] = {}
+    found: dict[Part, PartResult] = {}
     for part, result in _in_tasks(parts, processors):
         found[part] = result or compare_part(part)
         if progress is not None:
@@ -58,7 +58,7 @@ def with_unknown(comparison: Comparison, sentences: Iterable[str]) -> Comparison
     return replace(comparison, hops=(replace(first, unknown=(*first.unknown, *sentences)), *others))
 
 
-def _in_tasks(parts: Sequence[Part], processors: int) -> Iterator[tuple[Part, tuple[Comparison, str] | None]]:
+def _in_tasks(parts: Sequence[Part], processors: int) -> Iterator[tuple[Part, PartResult | None]]:
     """Compare parts in tasks on this node, so many at a time; `None` for one whose task was killed, or has not come in time."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # No processor is asked for: the algorithm that is about to stop may still hold all of them. The function is one of the core, so that a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from .storage import store, write_report
 from .tasks import compare_run, with_unknown
 
 __all__ = ["TuneCallback"]
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that the processes of a trial have to end, at the end of an experiment.
 WAIT = 60.0
@@ -62,20 +65,24 @@ class TuneCallback(Callback):
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Say what became of the trials whose algorithm has written its report."""
         for trial in list(self._completed):
-            run = self._run(trial)
-            if run is not None and _has_report(run):
-                self._completed.remove(trial)
-                _say(run)
+            with contextlib.suppress(Exception):  # the experiment's end looks again, and says what is wrong
+                run = self._run(trial)
+                if run is not None and _has_report(run):
+                    self._completed.remove(trial)
+                    _say(run)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         """Compare what the other ones have left, once nobody writes there any more."""
         until = time.monotonic() + WAIT
         for trial in [*self._completed, *self._failed]:
-            run = self._run(trial)
-            if run is not None:
-                if not _has_report(run):
-                    _finish(run, until)
-                _say(run)
+            try:
+                run = self._run(trial)
+                if run is not None:
+                    if not _has_report(run):
+                        _finish(run, until)
+                    _say(run)
+            except Exception as error:  # Tune would raise it in place of the experiment's results
+                logger.warning("stepledger: what trial %s has recorded could not be compared: %r", trial, error)
         self._completed, self._failed = [], []
 
     def _run(self, trial: str) -> Run | None:

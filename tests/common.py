@@ -20,8 +20,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from stepledger import Comparison, LedgerEnv, LedgerVectorEnv, compare, read
 from stepledger.compare import Comparer
+from stepledger.directory import find
 from stepledger.format import StreamKey
-from stepledger.ledger import Streams, find
+from stepledger.ledger import Streams
+from stepledger.lockstep import compare_sources
+from stepledger.sources import source_of
 
 TESTS = Path(__file__).parent
 
@@ -30,6 +33,15 @@ MODES = ["NextStep", "SameStep", "Disabled"] if hasattr(gym.vector, "AutoresetMo
 VECTORS = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}
 
 RESET, STEP = 0, 1
+
+#: Faults that `test_rllib` makes between environments and their vector env.
+RLLIB_FAULTS = {
+    *(f"{what}:{how}" for what in ("obs", "action", "reward") for how in ("zero", "stale", "swap", "f16", "bf16", "scale", "clip", "nan")),
+    *(f"final_obs:{how}" for how in ("zero", "stale", "f16", "bf16", "scale", "nan")),
+    *("terminated:spurious", "terminated:drop", "terminated:as_truncated"),
+    *("truncated:spurious", "truncated:drop", "truncated:as_terminated", "both:as_terminated", "both:as_truncated"),
+    *("step:lost", "step:repeated", "step:filled", "reset:hidden", "reset:lost", "reset:extra", "reply:shifted", "streams:swapped"),
+}
 
 
 class Walk(gym.Env):
@@ -239,3 +251,10 @@ def peak() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
+
+
+def compare_by_piece(directory: Path, piece: int, undecided: int | None = None) -> Comparison:
+    """Compare recorded ledgers as large ones are: so many events of each stream at a time."""
+    comparer = Comparer()
+    comparer.undecided = piece if undecided is None else undecided
+    return compare_sources(comparer, [source_of(path) for path in find(directory)], piece)

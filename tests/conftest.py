@@ -13,6 +13,10 @@ TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write", action="store_true", help="write the pages of the docs that tests make")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what takes long, unless ``make test-long`` asks for it."""
     if not os.environ.get("STEPLEDGER_LONG"):

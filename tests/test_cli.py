@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,9 @@ import pytest
 from common import Walk, assert_refused, drive, environment, rewrite, run_python, run_walks, stepledger, walk, walks
 from gymnasium.vector import SyncVectorEnv
 
-from stepledger import LearnerLedger, LedgerEnv, LedgerVectorEnv, compare
+from stepledger import LearnerLedger, LedgerEnv, LedgerVectorEnv, compare, read
 from stepledger.cli import main
+from stepledger.recorder import versions
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,8 @@ def test_each_exit_status_and_what_is_said_with_it(equal: Path, different: Path,
         assert process.returncode == status
         assert last in process.stdout.splitlines()[-1]
         assert process.stdout == f"{compare(*arguments)}\n"
-        assert process.stderr == ""
+        hint = f"stepledger: the steps around each difference, in a browser: stepledger compare {directory} --html report.html\n"
+        assert process.stderr == (hint if status == 1 else "")
     process = stepledger("compare", tmp_path / "nowhere")
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr == f"stepledger: {tmp_path / 'nowhere'} is not there: name the directory that the ledgers were written to.\n"
@@ -174,9 +179,9 @@ def test_one_index_for_two_environments_is_one_sentence(tmp_path: Path, capsys: 
 
 def test_another_version_of_the_format_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_walks(tmp_path, n=1)
-    rewrite(tmp_path / "env-0.npz", format=1)
+    rewrite(tmp_path / "env-0.npz", format=99)
     message = assert_refused(capsys, "compare", tmp_path)
-    assert "env-0.npz: format 1 is not the 2 that this version reads" in message
+    assert "env-0.npz: format 99 is not the 1, 2 or 3 that this version reads" in message
     assert message == assert_refused(capsys, "info", tmp_path / "env-0.npz")
 
 
@@ -249,9 +254,9 @@ def test_info_says_what_a_ledger_holds(equal: Path, capsys: pytest.CaptureFixtur
     assert told["tap"] == "vector"
     assert re.fullmatch(r"\d+ in 3 streams, \d+ episodes", told["events"])
     assert told["envs"] == "0-2"
-    assert told["observation"] == "Box(dtype=<f4, shape=[3])"
+    assert told["observation"] == "Box(dtype=float32, shape=[3])"
     assert told["action"] == "Discrete(n=4, start=0)"
-    assert told["reward"] == "<f4"
+    assert told["reward"] == "float32"
     assert told["digest"] == "xxh3_64"
     assert told["values"] == "not kept"
     assert re.match(r"stepledger \S+, gymnasium \S+, numpy \S+", told["versions"])
@@ -277,7 +282,59 @@ def test_info_tells_the_state_of_a_recording(incomplete: Path, tmp_path: Path, c
     envs.close()
     assert state(tmp_path / "trainer.npz") == "closed"
     rewrite(tmp_path / "trainer.npz", stopped="OSError: no space", closed=False)
-    assert state(tmp_path / "trainer.npz").startswith("recording stopped by an error (OSError: no space)")
+    assert state(tmp_path / "trainer.npz").startswith("recording was stopped (OSError: no space)")
+
+
+def test_a_recovered_journal_does_not_speak_of_an_error(incomplete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(incomplete, tmp_path, dirs_exist_ok=True)
+    assert main(["recover", str(tmp_path)]) == 0
+    assert main(["info", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("recording was stopped (its process was stopped before it closed the ledger") == 3
+    assert "error" not in out
+
+
+def test_a_damaged_ledger_hides_no_other_from_info(equal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(equal, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "env-1.npz").write_bytes((tmp_path / "env-1.npz").read_bytes()[:200])
+    (tmp_path / "env-3.journal").touch()
+    assert main(["info", str(tmp_path)]) == 2
+    found = {Path(one.splitlines()[0]).name: one.splitlines()[1].split()[0] for one in capsys.readouterr().out.split("\n\n")}
+    assert found == {"env-0.npz": "tap", "env-1.npz": "unreadable", "env-2.npz": "tap", "env-3.npz": "empty", "trainer.npz": "tap"}
+    (tmp_path / "env-1.npz").unlink()
+    assert main(["info", str(tmp_path)]) == 0  # what is empty can be read
+
+
+def test_info_as_json_says_the_same(equal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(equal, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "env-1.npz").write_text("no")
+    assert main(["info", str(tmp_path), "--format", "json"]) == 2
+    ledgers = {Path(one["path"]).name: one for one in json.loads(capsys.readouterr().out)["ledgers"]}
+    assert "is no ledger" in ledgers["env-1.npz"]["error"]
+    told, there = ledgers["trainer.npz"], read(tmp_path / "trainer.npz")
+    assert (told["tap"], told["events"], told["closed"], told["open_end"]) == ("vector", there.events, True, False)
+    assert [(one["env"], one["events"]) for one in told["streams"]] == [(key.env, len(one)) for key, one in there.streams.items()]
+    assert told["observation_space"] == there.meta["observation_space"]
+    assert told["warnings"] == []
+    assert_refused(capsys, "info", tmp_path / "nowhere", "--format", "json")
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"stepledger {versions()['stepledger']}\n"
+
+
+def test_ledgers_are_read_once_however_much_is_reported(equal: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a run that goes on, a second look would see another state than what was compared."""
+    names = []
+    monkeypatch.setattr(sys.modules["stepledger.compare"], "read", lambda path: names.append(path) or read(path))
+    html = (
+        ["--html", str(tmp_path / "report.html")] if importlib.util.find_spec("jinja2") and importlib.util.find_spec("matplotlib") else []
+    )
+    assert main(["compare", str(equal), "-v", *html]) == 0
+    assert len(names) == len(set(names)) == 4
 
 
 def test_info_of_what_is_no_ledger_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,7 +353,7 @@ def test_info_describes_nested_spaces(tmp_path: Path, capsys: pytest.CaptureFixt
     env.close()
     assert main(["info", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "Dict(a: Discrete(n=3, start=0), b.0: MultiBinary(dtype=|i1, shape=[2]), b.1: Text(max_length=4))" in out
+    assert "Dict(a: Discrete(n=3, start=0), b.0: MultiBinary(dtype=int8, shape=[2]), b.1: Text(max_length=4))" in out
     assert re.search(r"values +kept", out)
 
 
@@ -330,10 +387,8 @@ def test_a_terminal_gets_a_progress_bar_only_if_it_takes_long_and_rich_is_there(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     if slow:
-        import stepledger.cli as cli
-
         clock = iter(range(0, 10_000, 2))
-        monkeypatch.setattr(cli.time, "monotonic", lambda: float(next(clock)))
+        monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     assert main(["compare", str(equal)]) == 0
     assert capsys.readouterr().out == f"{compare(equal)}\n"
     assert ("comparing" in terminal.text) == (slow and rich == "with")

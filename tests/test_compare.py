@@ -18,6 +18,9 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from stepledger import Comparison, Difference, LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
+from stepledger.digest import SpaceDigest
+from stepledger.format import StreamKey
+from stepledger.recorder import BatchRecorder, describe
 from stepledger.result import KEPT
 
 COLUMNS = ["kind", "terminated", "truncated", "h_obs", "h_act", "h_rew", "episode", "step"]
@@ -209,7 +212,8 @@ def test_streams_of_two_environments_that_were_swapped_differ_from_there_on(run:
     comparison = compare(run)
     assert comparison.exit_status == 1
     assert comparison.hops[0].streams_different == 2
-    assert {where(one)[0] for one in comparison.differences} == {0, 1}
+    (one,) = comparison.differences
+    assert (one.env, one.events, [why.code for why in one.explanations]) == (0, len(streams[0]["kind"]) - 20, ["SL308"])
 
 
 def test_more_differences_than_are_kept_are_counted(tmp_path: Path) -> None:
@@ -331,6 +335,35 @@ def test_an_environment_that_the_trainer_does_not_have_is_named_too(run: Path) -
     assert sentence.endswith("and no ledger at the tap 'vector'")
 
 
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("other", ["nothing", "one env"])
+def test_a_process_that_was_killed_before_its_second_tap_wrote_leaves_what_is_unknown(tmp_path: Path, killed: bool, other: str) -> None:
+    box, discrete = SpaceDigest(spaces.Box(-1, 1, (2,))), SpaceDigest(spaces.Discrete(2))
+
+    def write(name: str, tap: str, runner: int, envs: int = 2) -> BatchRecorder:
+        keys = [StreamKey(runner, env) for env in range(envs)]
+        recorder = BatchRecorder(tmp_path / name, describe(tap, box, discrete, keys, reward_dtype="<f4", digest="xxh3_64"))
+        events = np.zeros(3 * envs, recorder.dtype)
+        events["stream"], events["kind"] = np.repeat(np.arange(envs), 3), np.tile([0, 1, 1], envs)
+        recorder.append(events)
+        recorder.write()
+        return recorder
+
+    for tap in ("vector", "episode"):
+        write(f"runner-1-{tap}.npz", tap, 1).close()
+    vector = write("runner-2-vector.npz", "vector", 2)
+    if other == "one env":  # then the tap was there, and has lost an environment
+        write("runner-2-episode.npz", "episode", 2, envs=1).close()
+    if not killed:
+        vector.close()
+    comparison = compare(tmp_path)
+    (hop,) = comparison.hops
+    assert comparison.equal
+    unknown = killed and other == "nothing"
+    assert (comparison.exit_status, bool(hop.unpaired)) == ((3, False) if unknown else (2, True))
+    assert any("runner 2, env 1: 3 events can't be compared" in one for one in hop.unknown) == unknown
+
+
 def test_a_difference_weighs_more_than_what_was_not_compared(run: Path) -> None:
     (run / "env-1.npz").unlink()
 
@@ -425,7 +458,7 @@ def test_what_was_named_wrongly_is_said(recorded: Path, tmp_path: Path) -> None:
         (recorded, ".", "is a directory"),
         (recorded, "/", "is a directory"),
         (recorded, "..", "is a directory"),
-        (trainer, None, "is one ledger, and comparing takes two sides"),
+        (trainer, None, "is one file, and comparing takes two sides"),
         (tmp_path, trainer, "holds no ledger of an environment"),
         (trainer, trainer, "holds no ledger of an environment"),
         (recorded, recorded / "env-0.npz", "is a ledger of the tap 'env': name the file that was given to LedgerVectorEnv"),
@@ -577,8 +610,8 @@ def test_of_a_value_with_parts_a_report_names_those_that_differ(tmp_path: Path) 
     drive(envs, 5)
     envs.close()
     first = compare(tmp_path).differences[0]
-    assert re.fullmatch(r"state\.goal \d", first.first["obs"])
-    assert re.fullmatch(r"state\.goal \d", first.second["obs"])
+    assert re.fullmatch(r'obs\["state"\]\["goal"\] = \d', first.first["obs"])
+    assert re.fullmatch(r'obs\["state"\]\["goal"\] = \d', first.second["obs"])
 
 
 def test_a_large_value_takes_one_line_of_a_report(tmp_path: Path) -> None:
@@ -622,8 +655,8 @@ def test_of_a_long_array_a_report_shows_the_elements_that_differ(tmp_path: Path,
     if where == "action":
         given, received = received, given
     changes = ", ".join(f"[40, {at // 3}, {at % 3}]: {given} -> {received}" for at in range(120, 124))
-    assert difference.second[where] == f"one with 132 of 21,168 elements changed: {changes}, ..."
-    assert "env gave an array of shape (84, 84, 3), trainer received one with 132 of 21,168 elements changed: " in str(compare(tmp_path))
+    assert difference.second[where] == f"it with 132 of 21,168 elements changed: {changes}, ..."
+    assert "env gave an array of shape (84, 84, 3), trainer received it with 132 of 21,168 elements changed: " in str(compare(tmp_path))
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(np.float32, np.nan), (np.uint8, 3)])
@@ -706,3 +739,38 @@ def test_walks_of_one_seed_compared_crosswise_differ(tmp_path: Path) -> None:
     comparison = compare(tmp_path / "a", tmp_path / "b" / "trainer.npz")
     assert comparison.exit_status == 1
     assert comparison.hops[0].streams_different == 2
+
+
+def test_long_texts_are_shown_where_they_differ(tmp_path: Path) -> None:
+    space, said = spaces.Text(6000, charset="abc"), "a" * 5000
+
+    class Says(Walk):
+        def _observation(self) -> str:
+            return said
+
+    class Other(gym.Wrapper):
+        def step(self, action: Any) -> Any:
+            _, *rest = self.env.step(action)
+            return "a" * 4000 + "b" + "a" * 999, *rest
+
+    makers = [lambda: Other(LedgerEnv(Says((50,), 0, space), tmp_path, 0, keep_values=True))]
+    envs = LedgerVectorEnv(SyncVectorEnv(makers), tmp_path / "trainer", keep_values=True)
+    drive(envs, 1)
+    envs.close()
+    (difference,) = compare(tmp_path).differences
+    assert (difference.first["obs"][:24], difference.second["obs"][:24]) == ("..." + "a" * 21, "..." + "a" * 20 + "b")
+    assert max(len(difference.first["obs"]), len(difference.second["obs"])) < 400
+
+
+def test_the_parts_of_a_tuple_are_told_from_their_values(tmp_path: Path) -> None:
+    space = spaces.Tuple((spaces.Discrete(1000), spaces.MultiDiscrete([1000, 1000])))
+    envs = [LedgerEnv(Walk(seed=seed, observation_space=space), tmp_path / str(seed), 0, keep_values=True) for seed in (0, 1)]
+    texts = []
+    for env in envs:
+        env.reset(seed=0)
+        number, numbers = env.step(0)[0]
+        texts.append(f"obs[0] = {number}, obs[1] = [{numbers[0]}, {numbers[1]}]")
+        env.close()
+    rewrite(tmp_path / "1" / "env-0.npz", tap="vector", run=read(tmp_path / "0" / "env-0.npz").meta.get("run", ""))
+    found = [one for one in compare(tmp_path / "0", tmp_path / "1" / "env-0.npz").differences if one.step == 1]
+    assert [" ".join(text["obs"].split()) for one in found for text in (one.first, one.second)] == texts

@@ -26,7 +26,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_values": True, "digest": "blake2b", "reward_dtype": np.float64}])
+@pytest.mark.parametrize("options", [{}, {"keep_values": 20}, {"keep_values": True, "digest": "blake2b", "reward_dtype": np.float64}])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "Blackjack-v1"])
 def test_recording_changes_nothing(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     plain = drive_one(gym.make(name), 300, seed=3)

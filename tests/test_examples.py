@@ -135,7 +135,7 @@ RLLIB = {
 @pytest.mark.parametrize(
     ("name", "faulty"),
     [
-        pytest.param(name, faulty, marks=[] if faulty and name != "rllib_impala.py" else pytest.mark.long)
+        pytest.param(name, faulty, marks=[] if faulty and name in ("rllib_ppo.py", "rllib_tune.py") else pytest.mark.long)
         for name in RLLIB
         for faulty in (False, True)
     ],
@@ -184,7 +184,9 @@ class Section:
         self.ray, self.sb3 = "ray" in code, "stable_baselines3" in code or "sb3" in code
 
     def param(self) -> Any:
-        return pytest.param(self, id=self.title, marks=RAY if self.ray else SB3 if self.sb3 else [])
+        marks = RAY if self.ray else SB3 if self.sb3 else []
+        long = [pytest.mark.long] if self.ray and not self.title.startswith("Quickstart") else []
+        return pytest.param(self, id=self.title, marks=[*marks, *long])
 
 
 def sections() -> list[Section]:

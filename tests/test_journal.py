@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from stepledger import LedgerError, StreamKey, read
 from stepledger.digest import SpaceDigest
 from stepledger.format import event_dtype
-from stepledger.journal import Block, Journal, NameTakenError, Scan, scan
+from stepledger.journal import Journal, NameTakenError
 from stepledger.ledger import peek_all
 from stepledger.recorder import BatchRecorder, describe
+from stepledger.scan import Block, Scan, scan
 
 SPACE = SpaceDigest(spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "t": spaces.Text(5)}))
 ACTION = SpaceDigest(spaces.Discrete(3))
@@ -37,7 +38,7 @@ def meta(streams: int = 2, keep_values: bool = False) -> dict[str, Any]:
 
 def block(rng: np.random.Generator, n: int, streams: int = 2, keep_values: bool = False) -> Block:
     """A block of n random events."""
-    events = np.zeros(n, event_dtype("<f4", {}))
+    events = np.zeros(n, event_dtype("<f4", {}, streams))
     events["stream"] = np.sort(rng.integers(0, streams, n))
     for name in ("kind", "terminated", "truncated"):
         events[name] = rng.integers(0, 2, n)
@@ -228,6 +229,21 @@ def test_further_columns_come_back_from_the_journal_and_from_the_sealed_ledger(t
             for name in ("kind", "h_obs", "h_rew", *columns):
                 np.testing.assert_array_equal(ledger.streams[key].data[name], given[name][given["stream"] == index])
                 assert ledger.streams[key].data[name].dtype == recorder.dtype[name]
+
+
+@pytest.mark.parametrize(("streams", "width"), [(1, 1), (256, 1), (257, 2)])
+def test_the_number_of_a_stream_takes_no_more_bytes_than_it_needs(tmp_path: Path, streams: int, width: int) -> None:
+    recorder = BatchRecorder(tmp_path / "a.npz", meta(streams))
+    assert recorder.dtype.itemsize == 23 + width
+    events = np.zeros(2 * streams, recorder.dtype)
+    events["stream"] = np.repeat(np.arange(streams), 2)
+    events["h_obs"] = np.arange(2 * streams)
+    recorder.append(events)
+    recorder.write()
+    for path in (tmp_path / "a.journal", tmp_path / "a.npz"):
+        ledger = read(path)
+        assert [stream.data["h_obs"].tolist() for stream in ledger.streams.values()] == events["h_obs"].reshape(streams, 2).tolist()
+        recorder.close()
 
 
 def test_episodes_are_numbered_across_blocks(tmp_path: Path) -> None:

@@ -99,6 +99,35 @@ def test_a_changed_field_is_named(tmp_path: Path, field: str) -> None:
     assert 1 <= len(comparison.differences) <= 3
 
 
+@pytest.mark.parametrize("exchanged", [(0,), (3,)], ids=["obs", "next_obs"])
+def test_an_observation_of_another_step_with_the_same_action_is_named_where_it_is(tmp_path: Path, exchanged: tuple[int]) -> None:
+    """It leads to that step, as what was not exchanged leads to its own: the one that explains it with fewer changes is meant."""
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    rows: list[list[Any]] = []
+
+    class Exchange:
+        def transitions(self, *row: Any) -> None:
+            rows.append([part.copy() for part in row])
+            same = [(old, env) for old in rows[:-1] for env in np.flatnonzero(old[1] == row[1][0])]
+            if len(rows) == 12:
+                (old, env), mine = same[0], [part.copy() for part in row]
+                for field in exchanged:
+                    mine[field][0] = old[field][env]
+                row = tuple(mine)
+            ledger.transitions(*row)
+
+    loop(envs, Exchange())  # type: ignore[arg-type]
+    comparison = compared(tmp_path, envs, ledger)
+    (one,) = comparison.differences
+    assert one.fields == (("obs",) if exchanged == (0,) else ("next_obs",))
+    sent = read(tmp_path / "vector.npz")
+    key = next(key for key in sent.streams if key.env == one.env)
+    stream = sent.streams[key]
+    at = (stream.columns["episode"] == one.episode) & (stream.columns["step"] == one.step)
+    reward = np.asarray(rows[11][2][0], sent.meta["reward_dtype"])
+    assert stream.data["h_rew"][at].tolist() == [int(reward.view(stream.data["h_rew"].dtype))]
+
+
 def test_a_sample_of_a_replay_buffer_with_its_shapes(tmp_path: Path) -> None:
     envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
     kept: list[list[Any]] = []
@@ -273,7 +302,10 @@ def test_a_transition_that_nobody_sampled_is_of_no_env(tmp_path: Path) -> None:
     assert {(one.env, one.episode, one.step) for one in comparison.differences} == {(-1, -1, -1)}
     assert comparison.hops[0].streams_different == 0
     first, *_, last = str(comparison).splitlines()
-    assert first == "a learned transition (env unknown): the event should not be there: it was never sampled, and 1 more of unknown envs"
+    assert (
+        first
+        == "a learned transition (env unknown): the event should not be there: it was never sampled [SL506], and 1 more of unknown envs"
+    )
     assert last == "0 of 3 envs differ between vector -> learner (2 differences, 2 of unknown envs)"
 
 
@@ -323,3 +355,26 @@ def test_truncated_in_some_calls_only_ends_the_recording_and_not_the_run(tmp_pat
     with pytest.warns(RuntimeWarning, match="truncated was passed in some calls only: pass it in all of them, or None in all"):
         loop(envs, ledger, change=lambda *row: [*row[:5], None])
     assert compared(tmp_path, envs, ledger).exit_status == 3
+
+
+def test_a_successor_of_zeros_is_named_with_its_field(tmp_path: Path) -> None:
+    envs, ledger = envs_of(tmp_path), LearnerLedger(tmp_path / "learner.npz")
+    loop(envs, ledger, change=lambda obs, actions, rewards, following, *ends: (obs, actions, rewards, 0 * abs(following), *ends))
+    comparison = compared(tmp_path, envs, ledger)
+    assert {one.explanations[0].text for one in comparison.differences} == {"the next obs is zero"}
+    assert " x SL101 next_obs replaced by zeros" in str(comparison)
+
+
+def test_where_observations_come_again_no_place_is_said_to_be_the_origin_of_one(tmp_path: Path) -> None:
+    def change(obs: Any, actions: Any, rewards: Any, following: Any, *ends: Any) -> Any:
+        return obs, actions, rewards, 1 - following, *ends
+
+    few = {"observation_space": spaces.MultiBinary(2)}
+    envs, ledger = envs_of(tmp_path, **few), LearnerLedger(tmp_path / "learner.npz")
+    loop(envs, ledger, change=change)
+    comparison = compared(tmp_path, envs, ledger)
+    found = [one for difference in comparison.differences for one in difference.explanations]
+    elsewhere = [one for one in found if one.code in ("SL502", "SL503", "SL504", "SL509")]
+    assert elsewhere
+    assert all(" may be " in one.text for one in elsewhere)
+    assert " joins " not in str(comparison)

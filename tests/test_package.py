@@ -21,6 +21,7 @@ PUBLIC = [
     "Comparison",
     "Difference",
     "FieldResult",
+    "Finding",
     "Hop",
     "LearnerLedger",
     "Ledger",
@@ -34,7 +35,12 @@ PUBLIC = [
 ]
 
 #: The only modules, and packages, that import something optional.
-OPTIONAL = {"stepledger.progress": {"rich"}, "stepledger.remote": {"pyarrow"}, "stepledger.sb3": {"stable_baselines3", "torch"}}
+OPTIONAL = {
+    "stepledger.progress": {"rich"},
+    "stepledger.remote": {"pyarrow"},
+    "stepledger.report": {"rich", "matplotlib", "jinja2", "markupsafe"},
+    "stepledger.sb3": {"stable_baselines3", "torch"},
+}
 
 ROOT = Path(stepledger.__file__).parent
 MODULES = sorted(info.name for info in pkgutil.walk_packages([str(ROOT)], "stepledger."))
@@ -44,7 +50,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
     code = """
 import sys
 import stepledger, stepledger.cli, stepledger.report.text
-for name in ("ray", "stable_baselines3", "torch", "rich", "pandas", "pyarrow", "matplotlib", "stepledger_ray", "stepledger.sb3"):
+for name in ("ray", "stable_baselines3", "torch", "rich", "pandas", "pyarrow", "matplotlib", "jinja2", "stepledger_ray", "stepledger.sb3"):
     assert name not in sys.modules, name
 """
     run_python(code)
@@ -53,13 +59,16 @@ for name in ("ray", "stable_baselines3", "torch", "rich", "pandas", "pyarrow", "
 def test_it_works_where_nothing_else_is_installed(tmp_path: Path) -> None:
     code = """
 import sys
-for name in ("ray", "stable_baselines3", "torch", "rich", "pyarrow"):
+for name in ("ray", "stable_baselines3", "torch", "rich", "pyarrow", "matplotlib", "jinja2"):
     sys.modules[name] = None  # importing it fails
 from pathlib import Path
 from common import run_walks
 from stepledger.cli import main
 assert run_walks(Path(sys.argv[1])).exit_status == 0
 assert main(["compare", sys.argv[1]]) == 0
+assert main(["compare", sys.argv[1], "-v", "--format", "sarif"]) == 0
+assert main(["show", sys.argv[1], "--env", "0", "--episode", "0", "--step", "1"]) == 0
+assert main(["compare", sys.argv[1], "--html", sys.argv[1] + "/report.html"]) == 2
 """
     run_python(code, tmp_path)
 

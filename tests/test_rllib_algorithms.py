@@ -48,13 +48,12 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
     "TQC": lambda: sampling(replaying(tqc(), UNIFORM)),
 }
 MODES, LEARNERS = ("sync", "async", "vector_entry_point"), (0, 1, 2)
-#: Each occurs in what does not take long, the asynchronous ones with aggregators alone.
+#: Each occurs in what does not take long, of the asynchronous ones IMPALA with aggregators alone.
 SHORT = {
     ("PPO", "sync", 2),
-    ("APPO, 2 aggregators", "vector_entry_point", 1),
     ("IMPALA, 2 aggregators", "async", 1),
     ("DQN, prioritized", "vector_entry_point", 0),
-    ("DQN, prioritized, 3 steps", "sync", 2),
+    ("DQN, prioritized, 3 steps", "sync", 0),
     ("DQN, prioritized, 1 to 4 steps", "async", 0),
     ("DQN, uniform", "vector_entry_point", 0),
     ("SAC", "sync", 0),

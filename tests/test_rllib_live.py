@@ -47,7 +47,7 @@ def trained(one: Any, iterations: int) -> tuple[Any, list[dict[str, Any]]]:
     return algorithm, [algorithm.train() for _ in range(iterations)]
 
 
-@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_each_result_says_what_was_compared_so_far(tmp_path, runners):
     algorithm, results = trained(attach(config(runners), tmp_path, compare_every=2), 5)
     assert ["stepledger" in result for result in results] == [False, True, False, True, False]
@@ -60,7 +60,7 @@ def test_each_result_says_what_was_compared_so_far(tmp_path, runners):
     assert found[1]["events_compared"] < compare(tmp_path).events
 
 
-@pytest.mark.parametrize("retain", ["all", "differences"])
+@pytest.mark.parametrize("retain", [pytest.param("all", marks=pytest.mark.long), "differences"])
 def test_what_is_found_on_the_way_is_what_is_found_at_the_end(tmp_path, retain, capsys):
     """Also with faults, at any of the hops' ends; and the first of them is told once, in full."""
     one = attach(config(1), tmp_path / "run", compare_every=1, retain=retain)
@@ -82,6 +82,28 @@ def test_what_is_found_on_the_way_is_what_is_found_at_the_end(tmp_path, retain, 
     assert not results[-1].get("done")
 
 
+@pytest.mark.long
+def test_the_values_around_a_difference_are_saved_when_it_is_found(tmp_path):
+    """And those of the end; what lies between has none."""
+    one = attach(config(1), tmp_path, compare_every=1, keep_values=250)
+    algorithm, results = trained(with_faults(one, Dose(at=150), "obs:f16"), 6)
+    algorithm.stop()
+    assert results[-1]["stepledger"]["differences"] > 0
+    whole = compare(tmp_path)
+    found = whole.differences[0]
+    assert (found.hop, found.env) == (HOPS[0], 0)
+    assert [one.code for one in found.explanations] == ["SL104"]
+    assert found.first["obs"] != found.second["obs"] != ""
+    first, second, other = (read(tmp_path / f"runner-1.0-{name}.npz").streams for name in ("env-0", "vector", "env-1"))
+    at = found.position[0]
+    for streams in (first, second):
+        stream = streams[0]
+        assert len(stream) > 600
+        assert {*range(at - 15, at + 5)} <= {*stream.kept.tolist()} < {*range(len(stream))}
+        assert stream.kept[-250:].tolist() == list(range(len(stream) - 250, len(stream)))
+    assert len(other[1].kept) == 250
+
+
 def test_stop_ends_a_trial_cleanly_at_the_first_difference(tmp_path):
     one = attach(config(1), tmp_path / "run", compare_every=1, on_difference="stop")
     one = with_faults(one, Dose(), "obs:scale", "obs:scale")
@@ -98,6 +120,7 @@ def test_stop_ends_a_trial_cleanly_at_the_first_difference(tmp_path):
     assert (directory / "report.json").exists()
 
 
+@pytest.mark.long
 def test_without_a_difference_the_space_on_disk_stays_bounded(tmp_path):
     one = attach(config(1, envs=4).training(train_batch_size=2000, minibatch_size=2000), tmp_path, compare_every=1, retain="differences")
     algorithm = one.build_algo()
@@ -120,7 +143,7 @@ def test_without_a_difference_the_space_on_disk_stays_bounded(tmp_path):
     assert "compared while it ran, and dropped" in str(again)
 
 
-@pytest.mark.parametrize(("algorithm", "retain"), [("dqn", "differences"), ("impala", "all")])
+@pytest.mark.parametrize(("algorithm", "retain"), [("dqn", "differences"), pytest.param("impala", "all", marks=pytest.mark.long)])
 def test_learners_that_come_late_raise_no_alarm(tmp_path, algorithm, retain):
     if algorithm == "dqn":
         one = DQNConfig().environment(Walk, env_config={"box": False}).env_runners(num_envs_per_env_runner=2)
@@ -183,6 +206,8 @@ def test_the_comparing_process_ends_with_the_run(tmp_path):
         ({"compare_every": 1, "retain": "none"}, "retain='none' is unknown"),
         ({"retain": "differences"}, "pass compare_every="),
         ({"on_difference": "stop"}, "pass compare_every="),
+        ({"flush_every": 0}, "flush_every=0 is no number of events"),
+        ({"flush_seconds": -1}, "flush_seconds=-1 is no number of seconds"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_once(tmp_path, options, says):

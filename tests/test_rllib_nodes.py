@@ -89,7 +89,7 @@ def train(tmp_path: Path, place: Path | str, end: str) -> str:
 
 
 @pytest.mark.skipif(not namespaces_work(), reason="mount namespaces are closed to this user")
-@pytest.mark.parametrize("end", ["lives", "dies"])
+@pytest.mark.parametrize("end", ["lives", pytest.param("dies", marks=pytest.mark.long)])
 def test_what_another_node_recorded_is_gathered_or_the_node_is_named(tmp_path: Path, end: str) -> None:
     run = tmp_path / "shared" / "run"
     shown = train(tmp_path, run, end)
@@ -119,3 +119,26 @@ def test_what_another_node_recorded_is_stored_at_the_uri_of_the_run_and_stays_no
     assert result.exit_status == 0, str(result)
     assert result.hops[0].streams == 4
     assert not list(tmp_path.rglob("stepledger-*"))
+
+
+@pytest.mark.parametrize("name", ["../evil.npz", "a/../../evil.journal", "{}/evil.npz", "link/evil.npz", "evil.py", "run.json", ""])
+def test_a_name_from_a_node_that_is_no_ledger_of_the_run_is_not_written(tmp_path: Path, name: str) -> None:
+    from stepledger import LedgerError
+    from stepledger_ray import nodes
+
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    run.mkdir()
+    outside.mkdir()
+    (run / "link").symlink_to(outside)
+    (run / "run.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+
+    class Here:
+        """Of a run, what copying a file asks for."""
+
+        directory = str(run)
+
+    with pytest.raises(LedgerError, match="no ledger of the run"):
+        list(nodes._copy(Here(), None, name.format(outside), 4, None))  # type: ignore[arg-type]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (run / "run.json").read_text() == "{}"

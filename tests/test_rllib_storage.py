@@ -39,7 +39,7 @@ def build(uri: str, runners: int = 0, **options: Any) -> Any:
     return attach(config(runners), uri, **options).build_algo()
 
 
-@pytest.mark.parametrize("runners", [0, 1])
+@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_run_is_stored_at_its_uri_by_finish_and_at_the_end(uri, temporary, capsys, runners):
     one = config(runners).callbacks(functools.partial(LedgerCallback, uri))
     algorithm = one.build_algo()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
+from common import run_walks  # noqa: E402
 from ray import tune  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO  # noqa: E402
 from ray.rllib.callbacks.callbacks import RLlibCallback  # noqa: E402
@@ -18,6 +21,7 @@ from rllib_common import config  # noqa: E402
 from stepledger import compare  # noqa: E402
 from stepledger.remote import Remote  # noqa: E402
 from stepledger_ray import TuneCallback, attach  # noqa: E402
+from stepledger_ray.run import Run, Settings, trial_of  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -56,7 +60,7 @@ def written(place: str, name: str) -> Any:
     return json.loads(Path(place, name).read_text() if place.startswith("/") else Remote(place).read_text(name) or "")
 
 
-@pytest.fixture(params=["directory", "uri"])
+@pytest.fixture(params=["directory", pytest.param("uri", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "run") if request.param == "directory" else request.getfixturevalue("uri")
 
@@ -77,6 +81,25 @@ def test_concurrent_trials_are_compared_each_for_itself_and_one_that_fails_too(t
     assert all("no difference" in line for line in said)
 
 
+def test_what_goes_wrong_with_the_report_of_a_trial_does_not_end_the_experiment(tmp_path, capsys, caplog):
+    """Tune raises what a callback raises, in place of the results."""
+    trials = [SimpleNamespace(storage=SimpleNamespace(trial_dir_name=name, experiment_dir_name="exp")) for name in ("one", "two")]
+    callback = TuneCallback(tmp_path)
+    for trial in trials:
+        directory = tmp_path / trial.storage.trial_dir_name
+        run_walks(directory)
+        run = Run(str(directory), "0" * 32, "PPO", trial_of(trial.storage), Settings(), 0.99, False, 0, 1 << 20, False, 0)
+        (directory / "run.json").write_text(json.dumps(asdict(run)))
+        callback.on_trial_error(1, trials, trial)
+    (tmp_path / "one" / "report.json").mkdir()  # as a full disk, nothing can be written to it
+    callback.on_step_end(1, trials)
+    callback.on_experiment_end(trials)
+    assert [record.getMessage() for record in caplog.records if "exp/one has recorded could not be" in record.getMessage()]
+    assert json.loads((tmp_path / "two" / "report.json").read_text())["equal"] is True
+    assert "stepledger: two: no difference" in capsys.readouterr().out
+
+
+@pytest.mark.long
 def test_a_trial_that_tune_starts_again_goes_on_in_its_directory(tmp_path, place):
     runs = fit(tmp_path, place, failures=1)
     assert len(runs) == 2

@@ -57,7 +57,7 @@ def drive(venv: Any, steps: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"keep_values": True, "digest": "blake2b"}])
+@pytest.mark.parametrize("options", [{}, {"keep_values": True, "digest": "blake2b"}, {"keep_values": 20}])
 def test_a_run_without_a_fault_is_equal_and_complete(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     venv = venv_of(tmp_path, kind=kind, **options)
     drive(venv, 80)

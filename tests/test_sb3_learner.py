@@ -359,6 +359,7 @@ def test_an_evaluation_between_two_calls_of_learn_is_found(tmp_path: Path, algor
         else:
             assert callback.differences == learner_hop(callback).differences == 2
             assert "a place that nobody watched, between two calls of learn()" in str(callback.comparison)
+            assert "somebody reset or stepped the training env between call" in str(callback.comparison)
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
@@ -1140,3 +1141,28 @@ def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
     assert learner.meta["tap"] == "learner"
     assert set(learner.streams[0].data["kind"].tolist()) == {2}
     assert learner.events == 104
+
+
+class Reversed(VecEnvWrapper):
+    """Gives each environment's observation and reward to another, and the reward with the other sign."""
+
+    def reset(self) -> np.ndarray:
+        return self.venv.reset()[::-1].copy()
+
+    def step_wait(self) -> Any:
+        observations, rewards, dones, infos = self.venv.step_wait()
+        return observations[::-1].copy(), -rewards, dones, infos
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+def test_wrappers_that_make_other_values_are_named_and_those_that_do_not_are_not(tmp_path: Path, algorithm: Any) -> None:
+    notes = []
+    for name, wrap in {"none": VecMonitor, "own": lambda venv: VecMonitor(Reversed(venv))}.items():
+        venv = wrap(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2))
+        callback = LedgerCallback(tmp_path / name)
+        options = {"n_steps": 32} if algorithm is PPO else {"learning_starts": 1000}
+        algorithm("MlpPolicy", venv, seed=0, device="cpu", **options).learn(64, callback=callback)
+        callback.close()
+        assert callback.comparison is not None
+        notes.append([note for hop in callback.comparison.hops for note in hop.notes if "handed them on" in note])
+    assert notes == [[], ["observations and rewards as Reversed handed them on: what became of them there is not compared"]]

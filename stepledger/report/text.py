@@ -2,52 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..pairs import counted
+from ..codes import CATALOGUE
+from ..pairs import counted, taps_of
+from .visible import visible
 
 if TYPE_CHECKING:
-    from ..result import Comparison, Difference, Hop
+    from ..result import Comparison, Difference, Finding, Hop
+    from .context import Recorded
 
-__all__ = ["report"]
+__all__ = ["firsts", "line", "perhaps", "report", "unexplained", "verdict", "warnings", "what", "where"]
 
 #: Lines of one hop's differences; the first of each environment come first.
 LINES = 20
+#: Steps before and after a difference in a long report.
+STEPS = 2
 
 
-def report(comparison: Comparison) -> str:
-    """The report: the first difference of each environment, then what each hop amounts to, then the verdict."""
+def report(comparison: Comparison, recorded: Recorded | None = None, width: int = 120) -> str:
+    """The report: the first difference of each environment, then what each hop amounts to, then warnings, then the verdict.
+
+    Args:
+        comparison: The result.
+        recorded: The ledgers that were compared, for a long report: all differences that were kept, with the steps around each.
+        width: Characters in a line of these steps.
+    """
     lines: list[str] = []
     for hop in comparison.hops:
-        lines += _differences(hop, [one for one in comparison.differences if one.hop == hop.name])
+        differences = [one for one in comparison.differences if one.hop == hop.name]
+        lines += _differences(hop, differences) if recorded is None else _all_differences(differences, recorded, width)
     for hop in comparison.hops:
         lines += _summary(hop)
-    lines.append(_verdict(comparison))
-    return "\n".join(lines)
+    lines += warnings(comparison.warnings)
+    lines += _explanations(comparison)
+    lines.append(verdict(comparison))
+    return "\n".join(map(visible, lines))
+
+
+def _all_differences(differences: list[Difference], recorded: Recorded, width: int) -> Iterator[str]:
+    from .beside import beside  # needs numpy's part of the package, which a result alone does not
+
+    for difference in differences:
+        yield line(difference)
+        yield from (f"    fits too: {one.text} [{one.code}]" for one in difference.explanations[1:])
+        yield from (f"  {text}" for text in beside(recorded.around(difference, STEPS), width - 2))
 
 
 def _differences(hop: Hop, differences: list[Difference]) -> Iterator[str]:
-    firsts: dict[tuple[int, int, str], Difference] = {}
-    for difference in differences:
-        firsts.setdefault((difference.runner, difference.env, difference.agent), difference)
+    found = firsts(differences)
     counts = {(one.runner, one.env, one.agent): one.differences for one in hop.different_streams}
-    for key, difference in list(firsts.items())[:LINES]:
-        more = counts[key] - 1
+    for difference in found[:LINES]:
+        more = counts[difference.runner, difference.env, difference.agent] - 1
         yield line(difference) + (f", and {more:,} more {'in this env' if difference.env >= 0 else 'of unknown envs'}" if more else "")
-    if len(firsts) > LINES:
-        yield f"... and {len(firsts) - LINES:,} more envs that differ"
+    if len(found) > LINES:
+        yield f"... and {len(found) - LINES:,} more envs that differ"
+
+
+def firsts(differences: list[Difference]) -> list[Difference]:
+    """The first difference of each environment, of those of one hop."""
+    found: dict[tuple[int, int, str], Difference] = {}
+    for difference in differences:
+        found.setdefault((difference.runner, difference.env, difference.agent), difference)
+    return list(found.values())
 
 
 def line(difference: Difference) -> str:
     """One difference in one line."""
-    runner = f"runner {difference.runner}, " if difference.runner else ""
-    agent = f", agent {difference.agent}" if difference.agent else ""
-    where = f"{runner}env {difference.env}{agent}, episode {difference.episode}, step {difference.step}"
+    why = [f"{one.text} [{one.code}]" for one in difference.explanations[:1]]
+    if why and "event" in difference.second:  # which says it already
+        return f"{where(difference)}: {what(difference)} [{difference.explanations[0].code}]"
+    if not why and difference.kind == "changed" and _has_values(difference):
+        why = [unexplained(difference)]
+    return "; ".join([f"{where(difference)}: {what(difference)}", *why])
+
+
+def unexplained(difference: Difference) -> str:
+    """What is said of a difference that no explanation fits; which can't be known of those that take values, where none were kept."""
+    if difference.kind != "changed" or _has_values(difference):
+        return "no known explanation fits"
+    return "no explanation fits that is found without values; keep_values=True lets the others be looked for"
+
+
+def _has_values(difference: Difference) -> bool:
+    return any(name in difference.first for name in ("obs", "action", "reward"))
+
+
+def where(difference: Difference, between: str = ", ") -> str:
+    """The place of a difference."""
     if difference.env < 0:
-        where = "a learned transition (env unknown)"
-    why = difference.explanations[:1]
-    return "; ".join([f"{where}: {_what(difference)}", *why])
+        return "a learned transition (env unknown)"
+    runner = f"runner {difference.runner}{between}" if difference.runner else ""
+    agent = f"{between}agent {difference.agent}" if difference.agent else ""
+    return f"{runner}env {difference.env}{agent}{between}episode {difference.episode}{between}step {difference.step}"
+
+
+def _explanations(comparison: Comparison) -> Iterator[str]:
+    """How often each first explanation was found, and since where."""
+    groups: dict[tuple[str, str], list[Difference]] = {}
+    for difference in comparison.differences:
+        for one in difference.explanations[:1]:
+            # The values that the code is about; of other codes the title says it all.
+            names = [name for name in ("obs", "next_obs", "action", "reward") if name in difference.fields and _names(one.text, name)]
+            about = f"{', '.join(names or difference.fields)} " if one.code.startswith("SL1") else ""
+            groups.setdefault((one.code, about), []).append(difference)
+    for (code, about), found in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        title = CATALOGUE[code].title if code in CATALOGUE else ""
+        yield f"{len(found):,} x {code} {about}{perhaps(found)}{title}{_since(found[0])}"
+    rest: dict[str, list[Difference]] = {}
+    for difference in comparison.differences:
+        if groups and not difference.explanations:
+            rest.setdefault(unexplained(difference), []).append(difference)
+    yield from (f"{len(found):,} x {said}{_since(found[0])}" for said, found in rest.items())
+    if groups:
+        total = sum(hop.differences for hop in comparison.hops)
+        kept = len(comparison.differences)
+        counts = f" (counted: the first {kept:,} of {total:,} differences)" if kept < total else ""
+        yield f"stepledger explain CODE says what a code means and what to check{counts}"
+
+
+def _since(first: Difference) -> str:
+    return f", since {where(first, ' ')}" if first.env >= 0 else ""
+
+
+def perhaps(differences: Sequence[Difference]) -> str:
+    """A word for the title of the first explanations of some differences, where none of them is sure."""
+    return "" if any(one.explanations[0].sure for one in differences) else "perhaps "
+
+
+def _names(sentence: str, field: str) -> bool:
+    """Whether a sentence of an explanation is about a field: another one that differs too may have another cause."""
+    nouns = (f"the {field.replace('_', ' ')}", *(["the final obs"] if field == "obs" else []))
+    return any(f"{noun}{after}" in sentence for noun in nouns for after in " [")  # a space, or the name of a leaf
 
 
 #: Hop -> who gave and who received, as a sentence says it.
@@ -59,8 +146,9 @@ _SIDES = {
 }
 
 
-def _what(difference: Difference) -> str:
-    gave, received = _SIDES.get(difference.hop.rpartition(": ")[2], ("first side has", "second side has"))
+def what(difference: Difference) -> str:
+    """What differs, and what both sides have."""
+    gave, received = _SIDES.get(" -> ".join(taps_of(difference.hop)), ("first side has", "second side has"))
     events = "the event was" if difference.events == 1 else f"{difference.events:,} events were"
     if note := difference.second.get("event"):
         return f"{events.removesuffix(' was').removesuffix(' were')} should not be there: {note}"
@@ -102,8 +190,23 @@ def _summary(hop: Hop) -> Iterator[str]:
     for name, count in (("lost", hop.lost), ("added", hop.extra)):
         if count:
             states[f"events {name}"] = [f"{count:,}"]
-    what = f"{counted(hop.events, 'event')} of {counted(hop.streams, 'env')} compared"
-    yield f"{hop.name}: " + "; ".join([what, *(f"{status}: {', '.join(names)}" for status, names in states.items())])
+    compared = f"{counted(hop.events, 'event')} of {counted(hop.streams, 'env')} compared"
+    yield f"{hop.name}: " + "; ".join([compared, *(f"{status}: {', '.join(names)}" for status, names in states.items())])
+
+
+def warnings(findings: Sequence[Finding]) -> Iterator[str]:
+    """What is suspicious in the ledgers by themselves: a line for each code and tap, with its first place."""
+    by_code: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in findings:
+        by_code.setdefault((one.code, one.group, one.tap), []).append(one)
+    for (code, group, tap), some in by_code.items():
+        first, count, envs = some[0], sum(one.count for one in some), sum(one.envs for one in some)
+        where = f"{f'{group}: ' if group else ''}{f'runner {first.runner}, ' if first.runner else ''}env {first.env}"
+        where += f", agent {first.agent}" if first.agent else ""
+        where += f", episode {first.episode}, step {first.step}" if first.episode >= 0 else ""
+        counts = [f"{count:,} times"] if count > envs else []
+        counts += [f"in {envs:,} envs"] if envs > 1 else []
+        yield f"warning: {where}: {first.text} [{code}, tap {tap}{''.join(f', {one}' for one in [' '.join(counts)] if one)}]"
 
 
 def _how_many(hop: Hop) -> str:
@@ -112,7 +215,8 @@ def _how_many(hop: Hop) -> str:
     return counted(hop.differences, "difference") + (f", {unknown:,} of unknown envs" if unknown else "")
 
 
-def _verdict(comparison: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
+    """What it all amounts to, in one line."""
     if not comparison.equal:
         parts = [
             f"{hop.streams_different:,} of {counted(hop.streams, 'env')} differ{'s' if hop.streams == 1 else ''} between {hop.name} "

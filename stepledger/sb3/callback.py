@@ -16,6 +16,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from ..compare import compare
 from ..digest import DIGESTS
 from ..errors import LedgerError
+from ..flush import Flush
+from ..pairs import counted
 from ..recording import OnError, check_on_error, warn
 from ..result import Comparison
 from ..strays import crossed, joins, overwritten
@@ -53,6 +55,8 @@ class LedgerCallback(BaseCallback):
             ends ``learn()`` at the next step. All are counted as ``stepledger/differences`` in the logger of the algorithm.
         digest: ``"xxh3_64"`` or ``"blake2b"``; the same as that of a `LedgerEnv`.
         on_error: As in `LedgerEnv`.
+        flush_every: As there, of each of its ledgers; the last step of all environments is lost in any case.
+        flush_seconds: As there.
         verbose: As in every callback; 0 and 1 make no difference.
 
     Attributes:
@@ -70,6 +74,8 @@ class LedgerCallback(BaseCallback):
         on_difference: OnDifference = "log",
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
+        flush_every: int | None = None,
+        flush_seconds: float | None = None,
         verbose: int = 0,
     ) -> None:
         super().__init__(verbose)
@@ -78,6 +84,7 @@ class LedgerCallback(BaseCallback):
         if digest not in DIGESTS:
             raise LedgerError(f"digest {digest!r} is unknown: use one of {', '.join(DIGESTS)}.")
         check_on_error(on_error)
+        self._flushing = Flush.of(flush_every, flush_seconds)
         self._directory = Path(path).absolute()
         if self._directory.suffix == ".npz" or self._directory.is_file():
             raise LedgerError(f"{path} names a file: LedgerCallback takes the run directory, in which it writes several.")
@@ -123,7 +130,7 @@ class LedgerCallback(BaseCallback):
             self._say(f"recording into {self._directory} has ended, this run is not recorded: make another LedgerCallback.")
             return
         if watch is None or rows is None:
-            options: dict[str, Any] = {"digest": self._digest, "on_error": self._on_error}
+            options: dict[str, Any] = {"digest": self._digest, "on_error": self._on_error, "flush": self._flushing}
             watch = self._watch = VectorWatch(model, self._directory / "vector.npz", **options, fail=self._fail)
             rows = self._rows = StoredRows(model, self._directory / "learner.npz", **options)
         elif not watch.fits(model):
@@ -142,6 +149,7 @@ class LedgerCallback(BaseCallback):
         self._callers = Callers(model)
         watch.attach(model, self._hooks, fresh)
         self._hook_buffer(rows)
+        self._hooks.add(model, "save", self._on_save)
         for name in _GUARDED:
             if hasattr(model, name):
                 own = {"collect_rollouts": self._around_rollout, "dump_logs": self._around_log, "_dump_logs": self._around_log}
@@ -320,6 +328,12 @@ class LedgerCallback(BaseCallback):
         self._flush()
         self._say(f"{why}.")
 
+    def _on_save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self._watch is not None:
+            self._watch.saved()
+        return result
+
     # What is stored, and what is found.
 
     def _on_value(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -385,7 +399,7 @@ class LedgerCallback(BaseCallback):
     def _judge_lost(self, envs: int) -> None:
         self.differences += envs
         if self._on_difference_once():
-            self._tell(f"call {self._watch.calls:,}: the buffer stored no row of it, in {envs:,} envs")  # type: ignore[union-attr]
+            self._tell(f"call {self._watch.calls:,}: the buffer stored no row of it, in {counted(envs, 'env')}")  # type: ignore[union-attr]
 
     def _judge_call(self, stray: StrayCalls) -> None:
         """What can be said where the buffer isn't known: that there was a stray call."""
@@ -404,7 +418,7 @@ class LedgerCallback(BaseCallback):
         if stray is None:
             env = int(np.argmax(wrong))
             what = f"{', '.join(fields)} differ{'s' if len(fields) == 1 else ''} from what the trainer was given"
-            return f"call {self._watch.calls:,}: {what}, in the transitions of {rows:,} envs (env {env} first)"
+            return f"call {self._watch.calls:,}: {what}, in the transitions of {counted(rows, 'env')} (env {env} first)"
         env = int(np.argmax(wrong if rows else stray.envs))
         before = int(stray.before[0][env]), int(stray.before[1][env])
         if step.stray is None:

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from ..checks import BatchChecks
 from ..digest import MISSING, SpaceDigest
+from ..format import Meta
 
-__all__ = ["Digester", "Digests", "bytes_of"]
+__all__ = ["Digester", "Digests", "FirstBatches", "bytes_of"]
 
 Values = npt.NDArray[np.uint64]
 
@@ -86,11 +88,12 @@ class Digester:
 
     Attributes:
         space: How one value is digested.
+        n: Number of environments.
     """
 
     def __init__(self, space: gymnasium.Space[Any], digest: str, n: int) -> None:
         self.space = SpaceDigest(space, digest)
-        self._n = n
+        self.n = n
         self._shape = (n, *(space.shape or ())) if isinstance(space, _PLAIN) else None
         self._dtype = space.dtype
         self._waiting: list[Digests] = []
@@ -102,7 +105,7 @@ class Digester:
             batch: As `stepledger.digest.SpaceDigest.rows` takes it.
         """
         if not self._waits(batch):
-            values = np.empty(self._n, np.uint64)
+            values = np.empty(self.n, np.uint64)
             values[:] = np.frombuffer(b"".join(self.space.rows(batch)), ">u8")
             return Digests(values)
         if len(self._waiting) >= _WAITING:
@@ -127,7 +130,7 @@ class Digester:
         """The digests of the bytes of batches, ``(batches, n)``."""
         assert self._shape is not None
         values = np.frombuffer(b"".join(batches), self._dtype).reshape(-1, *self._shape[1:])
-        return np.frombuffer(b"".join(self.space.rows(values)), ">u8").astype(np.uint64).reshape(-1, self._n)
+        return np.frombuffer(b"".join(self.space.rows(values)), ">u8").astype(np.uint64).reshape(-1, self.n)
 
     def one(self, value: Any) -> int:
         """The digest of one value; that of a missing one for `None`."""
@@ -142,7 +145,7 @@ class Digester:
         """
         if raw := digests.raw:
             assert self._shape is not None
-            size = len(raw) // self._n
+            size = len(raw) // self.n
             for env, value in values:
                 if not (isinstance(value, np.ndarray) and value.shape == self._shape[1:] and value.dtype == self._dtype):
                     break
@@ -152,3 +155,33 @@ class Digester:
         for env, value in values:
             digests = digests.but(env, self.one(value))
         return digests
+
+
+class FirstBatches(BatchChecks):
+    """Checks the first batches that a VecEnv gives, see `stepledger.checks`.
+
+    Args:
+        final: As for all `BatchChecks`; likewise ``space``.
+        observations: Is asked for the digests of each batch, by a method that is replaced.
+        actions: Likewise, before a batch of actions is sent.
+    """
+
+    def __init__(self, final: Meta, space: gymnasium.Space[Any], observations: Digester, actions: Digester) -> None:
+        super().__init__(final, space, observations.n, observations.space.rows)
+        self._observations, self._actions = observations, actions
+        self._own = observations.of, actions.of
+        observations.of, actions.of = self._of, self._of_actions  # type: ignore[method-assign]
+
+    def _of(self, batch: Any) -> Digests:
+        digests = self._own[0](batch)
+        self.look(batch)
+        return digests
+
+    def _of_actions(self, batch: Any) -> Digests:
+        digests = self._own[1](batch)
+        self.send(batch)
+        return digests
+
+    def end(self) -> None:
+        """Leave the methods of their class."""
+        del self._observations.of, self._actions.of

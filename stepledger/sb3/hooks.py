@@ -7,6 +7,7 @@ Each object of the class that nobody looks at takes one dictionary look-up more,
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,10 @@ class Gate:
     closed = False
 
 
+#: In the place of one where several look.
+_OPEN = Gate()
+
+
 class _Ours(dict[int, Any]):
     """What a patched method knows by the ids of objects; a copy of it elsewhere knows none.
 
@@ -35,20 +40,21 @@ class _Ours(dict[int, Any]):
 
 
 class _Hooked:
-    """A method of a class that is patched as long as somebody looks at the calls of one of its objects."""
+    """A method of a class that is patched as long as somebody looks at the calls of one of its objects.
 
-    def __init__(self, cls: type, name: str) -> None:
+    Args:
+        cls: The class.
+        name: Of the method.
+        gate: Of the observer.
+    """
+
+    def __init__(self, cls: type, name: str, gate: Gate | None) -> None:
         self.original: Callable[..., Any] = getattr(cls, name)
         self.handlers = _Ours()  # tuples of handlers
-        self.gates = _Ours()
         self._cls, self._name, self._own = cls, name, name in vars(cls)
-        original, handlers, gates = self.original, self.handlers, self.gates
+        original, handlers, only = self.original, self.handlers, gate or _OPEN
 
-        @functools.wraps(original)
         def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
-            gate = gates.get(id(self))
-            if gate is not None and gate.closed:
-                return original(self, *args, **kwargs)
             found = handlers.get(id(self))
             if found is None:
                 return original(self, *args, **kwargs)
@@ -58,9 +64,24 @@ class _Hooked:
                     call = functools.partial(handler, call)
             return found[-1](call, *args, **kwargs)
 
-        setattr(cls, name, dispatch)  # what can't be patched, such as a class of a C extension, says so here
+        def gated(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self, *args, **kwargs) if only.closed else dispatch(self, *args, **kwargs)
+
+        def gated_step(self: Any, action: Any) -> Any:  # what is called most of all, with no more than it needs
+            return original(self, action) if only.closed else dispatch(self, action)
+
+        def seen_by(other: Gate | None) -> None:
+            nonlocal only
+            only = only if other is gate else _OPEN
+
+        self.seen_by = seen_by
+        patched: Callable[..., Any] = dispatch if gate is None else gated_step if _is_step(original) else gated
+        self._ours = functools.wraps(original)(patched)
+        setattr(cls, name, self._ours)  # what can't be patched, such as a class of a C extension, says so here
 
     def undo(self) -> None:
+        if vars(self._cls).get(self._name) is not self._ours:
+            return  # somebody else's patch is on top by now: it is not ours to take away, and what it calls here passes everything on
         if self._own:
             setattr(self._cls, self._name, self.original)
         else:
@@ -87,7 +108,8 @@ class Hooks:
             target: The object; it is kept alive until `undo`.
             name: Of the method.
             handler: ``handler(original, *args, **kwargs)``.
-            gate: Whether it is called, where it is the only one; among several it is called in any case.
+            gate: Whether it is called, where no other observer looks at objects of this class; else it is called in any case, and looks
+                itself.
 
         Raises:
             TypeError: The class of the object can't be patched.
@@ -96,12 +118,9 @@ class Hooks:
         with _lock:
             hooked = _hooked.get(key)
             if hooked is None:
-                hooked = _hooked[key] = _Hooked(*key)
+                hooked = _hooked[key] = _Hooked(*key, gate)
+            hooked.seen_by(gate)
             hooked.handlers[id(target)] = (*hooked.handlers.get(id(target), ()), handler)
-            if gate is not None and len(hooked.handlers[id(target)]) == 1:
-                hooked.gates[id(target)] = gate
-            else:  # several observers have several gates, and look themselves
-                hooked.gates.pop(id(target), None)
         self._mine.append((key, target, handler))
 
     def undo(self) -> None:
@@ -110,15 +129,27 @@ class Hooks:
             while self._mine:
                 key, target, handler = self._mine.pop()
                 hooked = _hooked[key]
-                left = tuple(one for one in hooked.handlers[id(target)] if one is not handler)
-                if left:
+                found = hooked.handlers[id(target)]
+                at = next(at for at, one in enumerate(found) if one is handler)  # once: another observer may have the same function
+                if left := found[:at] + found[at + 1 :]:
                     hooked.handlers[id(target)] = left
                 else:
                     del hooked.handlers[id(target)]
-                    hooked.gates.pop(id(target), None)
                 if not hooked.handlers:
                     del _hooked[key]
                     hooked.undo()
+
+
+def _is_step(function: Callable[..., Any]) -> bool:
+    """Whether it takes one argument, named as `gymnasium.Env.step` has it, and no other."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    return [(one.name, one.kind, one.default) for one in parameters[1:]] == [("action", *_POSITIONAL)]
+
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
 
 
 def unhooked(function: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..flush import Flush
 from ..format import Meta
-from ..journal import Block
 from ..recorder import BatchRecorder, reward_bits
 from ..recording import OnError
+from ..scan import Block
 from .digests import Digests
 
 __all__ = ["Row", "RowStage", "bits_of", "float32_of"]
 
-#: Rows that are collected before they become events of the open block.
+#: Rows that are collected, at most, before they become events of the open block.
 _ROWS = 128
 
 
@@ -69,14 +71,17 @@ class RowStage(BatchRecorder):
         meta: From `stepledger.recorder.describe`.
         row: The class of the rows, whose fields are named like the columns.
         on_error: As for every recording.
+        flush: When a block is written.
         otherwise: What columns hold where a row says nothing, instead of 0.
 
     Attributes:
         held: While set, rows stay here and can be changed.
     """
 
-    def __init__(self, path: Path, meta: Meta, row: type[Row], *, on_error: OnError = "warn", **otherwise: Any) -> None:
-        super().__init__(path, meta, on_error=on_error)
+    def __init__(
+        self, path: Path, meta: Meta, row: type[Row], *, on_error: OnError = "warn", flush: Flush | None = None, **otherwise: Any
+    ) -> None:
+        super().__init__(path, meta, on_error=on_error, flush=flush)
         self._n = len(meta["stream_keys"])
         self._names = [field.name for field in dataclasses.fields(row)]
         self._columns: Callable[[Row], tuple[Any, ...]] = operator.attrgetter(*self._names)
@@ -85,12 +90,24 @@ class RowStage(BatchRecorder):
             self._template[name] = value
         self.held = False
         self._rows: list[Row] = []
+        # Those that are collected are no part of the open block yet, and both together are what a killed process loses. A step that ends
+        # an episode comes with the row of the reset.
+        self._most = max(1, min(_ROWS, self._block // (2 * self._n) - 2))
+        self._block = max(1, self._block - (self._most + 1) * self._n)
+        self._limit, self._collected_at = 1, self._written
 
     def add(self, *rows: Row) -> None:
         """Append rows, which can be changed until others come."""
-        if len(self._rows) >= _ROWS and not self.held:
-            self.append(self._collected())
+        if len(self._rows) >= self._limit and not self.held:
+            self._collect()
         self._rows += rows
+
+    def _collect(self) -> None:
+        """Make the rows so far events of the open block, and look at the clock about eight times before that is old."""
+        now, rows = time.monotonic(), len(self._rows)
+        per_row, self._collected_at = (now - self._collected_at) / rows, now
+        self._limit = max(1, min(2 * self._limit, int(min(self._most, self._seconds / 8 / max(per_row, 1e-9)))))
+        self.append(self._collected())
 
     def _collected(self) -> npt.NDArray[Any]:
         """The rows so far as events."""

@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.vec_env import VecCheckNan, VecEnvWrapper, VecMonitor
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
+from ..flush import Flush
 from ..format import TRANSITION, StreamKey
 from ..recorder import describe
 from ..recording import OnError
@@ -85,19 +87,26 @@ class StoredRows:
         path: The ledger.
         digest: As in `stepledger.LedgerEnv`.
         on_error: Likewise.
+        flush: When blocks are written.
 
     Attributes:
         known: Whether rows of this buffer can be read.
         begun: Whether any was.
     """
 
-    def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError) -> None:
+    def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError, flush: Flush) -> None:
         self.buffer = buffer_of(model)
         self.known, self.begun = True, False
         self._counts: dict[str, int] = {}
+        self._notes: list[str] = []
         self._observations = Digester(model.observation_space, digest, model.n_envs)
         self._actions = Digester(model.action_space, digest, model.n_envs)
         self.attach(model)
+        if wrappers := _rewriting(model.env):
+            names = ", ".join(wrappers)
+            self._notes = [f"observations and rewards as {names} handed them on: what became of them there is not compared"]
+        if not self._on_policy:
+            self._notes += ["learned from means stored in the replay buffer here: what is drawn from it is not recorded"]
         meta = describe(
             "learner",
             self._observations.space,
@@ -111,9 +120,10 @@ class StoredRows:
             each_step="once",
             run="",
             taps=["vector", "learner"],
+            notes=self._notes,
         )
         fixed = {"kind": TRANSITION, "h_id": np.arange(1, model.n_envs + 1), "start": -1}
-        self.recorder = RowStage(path, meta, LearnerRow, on_error=on_error, **fixed)
+        self.recorder = RowStage(path, meta, LearnerRow, on_error=on_error, flush=flush, **fixed)
 
     def attach(self, model: Any) -> None:
         """Go on with a model, and with its buffer of now."""
@@ -291,7 +301,16 @@ class StoredRows:
     def count(self, sentence: str, number: int = 1) -> None:
         """Count what the report says in a sentence that begins with the number."""
         self._counts[sentence] = self._counts.get(sentence, 0) + number
-        self.recorder.final["notes"] = [f"{count:,} {sentence}" for sentence, count in self._counts.items()]
+        self.recorder.final["notes"] = [*self._notes, *(f"{count:,} {sentence}" for sentence, count in self._counts.items())]
+
+
+def _rewriting(env: Any) -> list[str]:
+    """The names of the wrappers around a VecEnv that may make other values of what it gives, the outermost last."""
+    names: list[str] = []
+    while isinstance(env, VecEnvWrapper):
+        names += [] if type(env) in (VecMonitor, VecCheckNan) else [type(env).__name__]
+        env = env.venv
+    return names[::-1]
 
 
 def _row(column: Any, pos: int) -> Any:

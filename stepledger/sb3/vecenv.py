@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
+from ..checks import RowChecks
 from ..digest import SpaceDigest
 from ..errors import LedgerError
+from ..flush import Flush
 from ..format import Place, StreamKey
 from ..recorder import Recorder, describe
 from ..recording import OnError, warn
@@ -46,15 +48,18 @@ class LedgerVecEnv(VecEnvWrapper):
         path: str | os.PathLike[str],
         *,
         reward_dtype: npt.DTypeLike = np.float32,
-        keep_values: bool = False,
+        keep_values: bool | int = False,
         digest: str = "xxh3_64",
         on_error: OnError = "warn",
+        flush_every: int | None = None,
+        flush_seconds: float | None = None,
     ) -> None:
         if not isinstance(venv, VecEnv):
             raise LedgerError(
                 f"LedgerVecEnv goes around a VecEnv of Stable-Baselines3, and not around a {type(venv).__name__}: use LedgerEnv for one "
                 "environment, LedgerVectorEnv for a vector env of Gymnasium."
             )
+        flush = Flush.of(flush_every, flush_seconds)
         super().__init__(venv)
         observations = SpaceDigest(venv.observation_space, digest)
         actions = SpaceDigest(venv.action_space, digest)
@@ -65,15 +70,16 @@ class LedgerVecEnv(VecEnvWrapper):
             [StreamKey(env=env) for env in range(venv.num_envs)],
             reward_dtype=reward_dtype,
             digest=digest,
-            keep_values=bool(keep_values),
+            keep_values=keep_values,
             autoreset_mode=SAME_STEP,
             flags="exclusive",
             run=(run := _tell_places(venv)),
         )
-        recorder = Recorder(ledger_path(path), meta, on_error=on_error)
+        recorder = Recorder(ledger_path(path), meta, on_error=on_error, flush=flush)
         if run:
             recorder.stop_workers = functools.partial(venv.env_method, "stop_recording")
         self._rows = RowRecorder(recorder, observations, actions, same_step=True, keep_values=bool(keep_values))
+        RowChecks(self._rows, venv.observation_space, venv.num_envs)
 
     def reset(self) -> Any:
         """Reset the environments and record it."""

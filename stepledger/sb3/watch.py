@@ -13,12 +13,13 @@ import numpy.typing as npt
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from ..digest import SpaceDigest
+from ..flush import Flush
 from ..format import RESET, STEP, StreamKey
 from ..recorder import describe
 from ..recording import OnError
-from ..strays import LEARN, UNSEEN, UNSTORED, Stray
+from ..strays import LEARN, UNSEEN, UNSTORED, UNWATCHED, Stray
 from .callers import Caller, Callers
-from .digests import Digester, Digests, bytes_of
+from .digests import Digester, Digests, FirstBatches, bytes_of
 from .handed import HandedStep, StrayCalls, innermost, reset_observation
 from .hooks import Gate, Hooks
 from .places import Places
@@ -53,6 +54,7 @@ class VectorWatch:
         path: The ledger.
         digest: As in `stepledger.LedgerEnv`.
         on_error: Likewise.
+        flush: When blocks are written.
         fail: Called with an error of the recording.
 
     Attributes:
@@ -65,7 +67,9 @@ class VectorWatch:
         LedgerError: A space can't be recorded.
     """
 
-    def __init__(self, model: Any, path: Path, *, digest: str, on_error: OnError, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, model: Any, path: Path, *, digest: str, on_error: OnError, flush: Flush, fail: Callable[[BaseException], None]
+    ) -> None:
         self.inner: VecEnv = innermost(model.env)
         self.n = self.inner.num_envs
         self._given = Digester(self.inner.observation_space, digest, self.n)
@@ -86,7 +90,8 @@ class VectorWatch:
             flags="exclusive",
             run="",
         )
-        self.recorder = RowStage(path, meta, VectorRow, on_error=on_error, kind=STEP, h_out=UNSEEN)
+        self.recorder = RowStage(path, meta, VectorRow, on_error=on_error, flush=flush, kind=STEP, h_out=UNSEEN)
+        FirstBatches(self.recorder.final, self.inner.observation_space, self._given, self._actions)
         self._never, self._always = np.zeros(self.n, bool), np.ones(self.n, bool)
         self._reset_kind = np.full(self.n, RESET, np.uint8)
         self._unseen = Digests(np.full(self.n, UNSEEN, np.uint64))
@@ -188,7 +193,8 @@ class VectorWatch:
 
     def _now(self) -> Digests | None:
         """The observations at which the environments are, if their VecEnv can tell."""
-        return self._given.of(self.inner._obs_from_buf()) if isinstance(self.inner, DummyVecEnv) else None
+        # Not by a method that stands in its place: this is no batch that came back.
+        return Digester.of(self._given, self.inner._obs_from_buf()) if isinstance(self.inner, DummyVecEnv) else None
 
     def _look_back(self, left: Digests | None, when: str) -> None:
         """Learning goes on: notice that the environments are no longer where it has left them."""
@@ -197,7 +203,7 @@ class VectorWatch:
             return
         moved = now.values != left.values
         if moved.any():
-            self._stranger = Caller("somebody", f"a place that nobody watched, {when}")
+            self._stranger = Caller("somebody", f"{UNWATCHED}, {when}")
             self.recorder.add(self._row_of_resets(moved, now, self._by(resets=1, envs=moved)))
             self._out, self._raw_out = Digests(np.where(moved, np.uint64(UNSEEN), self._out.values)), b""
             self._fresh = self._fresh | moved
@@ -216,6 +222,7 @@ class VectorWatch:
         return original(actions)
 
     def _on_send(self, original: Callable[..., Any], actions: Any) -> Any:
+        self.recorder.in_flight = True  # if it raises, environments may have made a step that nobody receives
         if self.recorder.recording:
             try:
                 self._sent = self._actions.of(actions), np.array(actions)
@@ -249,6 +256,7 @@ class VectorWatch:
 
     def _on_receive(self, original: Callable[..., Any]) -> Any:
         result = self._guarded(original)
+        self.recorder.in_flight = False
         if self.recorder.recording and self._sent is not None:
             try:
                 self._record_step(result)
@@ -334,7 +342,9 @@ class VectorWatch:
     def _on_reset(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._gate.closed:  # the VecEnv's own, as part of a step
             return original(*args, **kwargs)
+        self.recorder.in_flight = True
         observations = self._guarded(original, *args, **kwargs)
+        self.recorder.in_flight = False
         if self.recorder.recording:
             try:
                 self._stranger = self._callers.stranger()
@@ -428,6 +438,10 @@ class VectorWatch:
     def stored(self) -> None:
         """The pending step was stored."""
         self.pending, self.recorder.held = None, False
+
+    def saved(self) -> None:
+        """The model was saved: remember how many events each environment has had."""
+        self.recorder.final.setdefault("checkpoints", []).append((self._places.t.values + 1).tolist())
 
     def stopped(self) -> None:
         """A rollout has ended, or learning was stopped before the pending step was stored."""
