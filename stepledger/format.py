@@ -90,6 +90,8 @@ part besides:
 ``resets``             list of int      an environment's: its resets, those with a seed, different seeds, those with options, and those
                                         behind the last one that had options
 ``checkpoints``        list             for each checkpoint that was saved, the number of events of each stream at that moment
+``raised``             list of int      for each call of a vector env that raised, the calls before it that came back: steps, and where the
+                                        mode is ``"NextStep"`` resets too
 ``strays``             list             calls of the training env that are not its trainer's, see `stepledger.strays.Stray` (column ``by``)
 =====================  ===============  ===================================================================================
 """

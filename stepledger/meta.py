@@ -54,6 +54,7 @@ _OPTIONAL_ENTRIES: Meta = {
     "runners": list,
     "begins": list,
     "horizon": int,
+    "raised": list,
     "strays": list,
     "checkpoints": list,
     "handed_space": dict,
@@ -74,7 +75,7 @@ def _is_meta(meta: Meta) -> bool:
         all(isinstance(meta.get(name), kind) for name, kind in _ENTRIES.items())
         and all(isinstance(meta[name], kind) for name, kind in _OPTIONAL_ENTRIES.items() if name in meta)
         and all(isinstance(one, str) for name in ("notes", "taps") for one in meta.get(name, []))
-        and all(isinstance(one, int) for one in meta.get("runners", []))
+        and all(isinstance(one, int) for name in ("raised", "runners") for one in meta.get(name, []))
         and all(_is_stray(stray) for stray in meta.get("strays", []))
         and all(len(row) == len(keys) and all(type(number) is int and number >= 0 for number in row) for row in meta.get("checkpoints", []))
         and all(isinstance(path, list) for which in ("obs", "act") for path in meta["leaves"][which])

@@ -153,7 +153,8 @@ class Recorder(Recording):
         self.values: list[list[Any]] = [[] for which in ("obs", "act") for _ in meta["values"][which]]
         self._n = len(meta["stream_keys"])
         self._window = Window(events, self._n) if (events := window_of(meta)) else None
-        self._autoreset = autoreset
+        self.autoreset = autoreset
+        self._dropped = 0  # rows of blocks that were written
         self._ended = np.zeros(self._n, bool)
         self._ticked = self._written  # when tick was called last
         self._seen = 0  # rows at that call
@@ -173,6 +174,11 @@ class Recorder(Recording):
     def rows(self) -> int:
         """Number of rows in the open block."""
         return len(self.buffer) // self._row_bytes
+
+    @property
+    def appended(self) -> int:
+        """Number of rows since the first."""
+        return self._dropped + self.rows
 
     def append(self, row: bytes) -> None:
         """Append a row."""
@@ -229,7 +235,7 @@ class Recorder(Recording):
         terminated, truncated = columns[3:]
         flags = np.where(terminated > 1, terminated, STEP_FLAG | terminated << 1 | truncated << 2)
         ended = self._ended
-        if self._autoreset:
+        if self.autoreset:
             flags, ended = self._mark_autoresets(flags)
         # From rows to streams; within a stream the order of the rows stays.
         order = np.flatnonzero(flags.T != ABSENT)
@@ -259,6 +265,7 @@ class Recorder(Recording):
         for column in self.values:
             del column[: rows * self._n]
         self._ended, self._seen = ended, 0
+        self._dropped += rows
         self.limit = len(self.buffer) + self._row_bytes
 
     def _discard(self) -> None:

@@ -36,7 +36,13 @@ class Unmatched:
 
     def is_no_difference(self, edit: Edit) -> bool:
         """Whether these events are missing on the other side for a reason that is no fault, which is noted."""
-        return self._before_learning(edit) or self._at_open_end(edit) or self._cut_off(edit) or self._still_to_come(edit)
+        return (
+            self._before_learning(edit)
+            or self._at_open_end(edit)
+            or self._of_raised_calls(edit)
+            or self._cut_off(edit)
+            or self._still_to_come(edit)
+        )
 
     def end(self) -> None:
         """Nothing more will come: say what can't be told."""
@@ -56,6 +62,32 @@ class Unmatched:
             return False
         self._note(f"{counted(edit.length, 'event')} came before learn(), and were not compared")
         return True
+
+    def _of_raised_calls(self, edit: Edit) -> bool:
+        """Whether these events are what an environment gave in calls of the vector env that raised in another one."""
+        pair = self._pair
+        if edit.kind != "lost" or pair.tracks is None or not (raised := pair.second_ledger.meta.get("raised")):
+            return False
+        second, kind = pair.tracks[1], pair.a["kind"]
+        begin, stop = edit.first, edit.first + edit.length
+        # Where equal events follow each other, any of them may be the one.
+        back = ahead = 0
+        while back < begin and self._same(begin - back - 1, stop - back - 1):
+            back += 1
+        while stop + ahead < len(kind) and self._same(begin + ahead, stop + ahead):
+            ahead += 1
+        first, last = edit.second - back, edit.second + ahead  # before which event of the second side they belong
+        at_least = second.call(first - 1) + second.by_event if first > second.begin else 0
+        at_most = second.call(last) if last < len(second) else second.call(last - 1) + 1
+        calls = sum(at_least <= call <= at_most for call in raised)
+        lost = kind[begin:stop]
+        # Behind the end of an episode a reset belongs to the step, but where it is a call of its own; and a reset may be what was called.
+        of_their_own = edit.length if second.by_event else int((lost == STEP).sum()) or 1
+        return of_their_own <= calls and (second.by_event or int((lost == RESET).sum()) <= calls)
+
+    def _same(self, i: int, j: int) -> bool:
+        """Whether two events of the first side are equal."""
+        return all(self._pair.a[name][i] == self._pair.a[name][j] for name in self._pair.fields)
 
     def _note(self, sentence: str) -> None:
         self._pair.tally.notes.append(f"{stream_name(self._pair.key)}: {sentence}")
@@ -110,7 +142,7 @@ class Unmatched:
             return False
         begin, stop = edit.first, edit.first + edit.length
         # Of a, b, a, c one side may lack "b, a" as well as "a, b": where resets are alike, the run that begins with one is meant.
-        while begin and kind[begin] != RESET and all(pair.a[name][begin - 1] == pair.a[name][stop - 1] for name in pair.fields):
+        while begin and kind[begin] != RESET and self._same(begin - 1, stop - 1):
             begin, stop = begin - 1, stop - 1
         resets = np.flatnonzero(kind[begin + 1 : stop] == RESET) + begin + 1
         if not all(self._never_returned(*episode) for episode in itertools.pairwise([begin, *resets.tolist(), stop])):

@@ -30,8 +30,8 @@ __all__ = ["LedgerVectorEnv"]
 
 _MODES = NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
-#: Errors of steps that a ledger tells of.
-_NOTES = 20
+#: Errors of steps that a ledger tells of, and calls that raised whose places it holds.
+_NOTES, _RAISED = 20, 10_000
 
 
 class RowRecorder:
@@ -58,6 +58,7 @@ class RowRecorder:
         self._reset_flags = bytes([RESET_FLAG]) * n
         self._sent: bytes | None = None
         self._sent_values: list[Any] = []
+        self._reset_rows = 0
 
     def send(self, actions: Any) -> None:
         """Digest a batch of actions before the vector env sees them."""
@@ -73,15 +74,19 @@ class RowRecorder:
         except BaseException as error:
             recorder.fail(error)
 
-    def raised(self, error: BaseException) -> None:
-        """A step raised: what the environments gave in it is lost, and the report says why."""
-        notes = self.recorder.final.setdefault("notes", list(self.recorder.meta.get("notes", [])))
+    def raised(self, error: BaseException, call: Literal["step", "reset"] = "step") -> None:
+        """A call raised: what the environments gave in it is lost, and the report says why."""
+        final, recorder = self.recorder.final, self.recorder
+        notes = final.setdefault("notes", list(recorder.meta.get("notes", [])))
         what = type(error).__name__
         with contextlib.suppress(Exception):  # it may have no text, and the run is to see this error and no other
             what = " ".join(f"{what}: {error}".split())[:200].rstrip(":. ")
-        note = f"a step of the vector env raised {what}; what environments gave in that step may not have come back"
+        note = f"a {call} of the vector env raised {what}; what environments gave in that {call} may not have come back"
         if note not in notes and len(notes) < _NOTES:
             notes.append(note)
+        places = final.setdefault("raised", [])
+        if len(places) < _RAISED:
+            places.append(recorder.appended - (0 if recorder.autoreset else self._reset_rows))
 
     def receive(self, result: Any, unpacked: Callable[[Any], Result]) -> None:
         """Record a step of every environment.
@@ -157,6 +162,7 @@ class RowRecorder:
 
     def _reset_row(self, h_obs: bytes, values: list[Any], flags: bytes) -> None:
         recorder = self.recorder
+        self._reset_rows += 1
         recorder.append(self._no_actions + h_obs + self._no_rewards + flags + self._no_flags)
         if self._keep:
             recorder.keep_rows(values, [])
@@ -267,7 +273,11 @@ class LedgerVectorEnv(VectorWrapper):
         """Reset the environments and record it."""
         mask = _reset_mask(options)
         self._rows.recorder.in_flight = True
-        result = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        try:
+            result = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        except BaseException as error:
+            self._rows.raised(error, "reset")
+            raise
         self._rows.reset(result[0], mask)
         return result
 
@@ -337,7 +347,11 @@ class LedgerVectorEnv(VectorWrapper):
         self.env.reset_async(seed=seed, options=options)  # type: ignore[attr-defined]
 
     def _reset_wait(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.env.reset_wait(*args, **kwargs)  # type: ignore[attr-defined]
+        try:
+            result = self.env.reset_wait(*args, **kwargs)  # type: ignore[attr-defined]
+        except BaseException as error:
+            self._rows.raised(error, "reset")
+            raise
         self._rows.reset(result[0], self._mask)
         return result
 

@@ -97,6 +97,20 @@ def walk(directory: Path, index: int | None, lengths: tuple[int, ...] = (3, 5, 1
     return LedgerEnv(Walk(lengths, seed=index or 0), directory, index, **options)
 
 
+class Crashes(gym.Wrapper):
+    """Raises at some of its calls of ``step``, numbered from one, and goes on when it is called again."""
+
+    def __init__(self, env: gym.Env, *calls: int) -> None:
+        super().__init__(env)
+        self._calls, self._steps = calls, 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps in self._calls:
+            raise RuntimeError("the simulator\nhas crashed")
+        return super().step(action)
+
+
 def vector_of(makers: list[Any], kind: str = "sync", mode: str = "NextStep", **options: Any) -> gym.vector.VectorEnv:
     """A `SyncVectorEnv` or `AsyncVectorEnv` in an autoreset mode, whatever Gymnasium this is."""
     if mode != "NextStep":

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import Walk, assert_equal, run_python, walk
+from common import Crashes, Walk, assert_equal, run_python, walk
 from gymnasium import spaces
 
 from stepledger import LedgerEnv, LedgerError, compare, read
@@ -512,3 +512,19 @@ def test_a_tap_that_is_put_on_after_the_first_reset_says_so(tmp_path: Path, kind
     assert comparison.exit_status == 0, str(comparison)
     assert comparison.events >= 2 * (10 + again)
     assert (tmp_path / "env-0.old1.npz").exists()
+
+
+@pytest.mark.parametrize("length", [3, 5, 20])
+def test_events_of_a_step_that_raised_elsewhere_are_no_difference(tmp_path: Path, length: int) -> None:
+    makers = [lambda i=i: LedgerEnv(Crashes(Walk((length,), i), *[5, 9][: 2 * (i == 1)]), tmp_path, i) for i in range(3)]
+    venv = LedgerVecEnv(DummyVecEnv(makers), tmp_path / "trainer.npz")
+    venv.reset()
+    for call in range(20):
+        try:
+            venv.step(np.full(3, call % 4))
+        except RuntimeError:
+            venv.reset()
+    venv.close()
+    comparison = compare(tmp_path)
+    assert_equal(comparison)
+    assert comparison.hops[0].notes[0].startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")

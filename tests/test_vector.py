@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import MODES, VECTORS, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
+from common import MODES, VECTORS, Crashes, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
@@ -649,38 +649,55 @@ def test_final_observations_may_come_as_a_batch(tmp_path: Path, space: str, mask
     assert_equal(compare(tmp_path))
 
 
-class Crashes(gym.Wrapper):
-    """Raises once."""
-
-    left = 5
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            raise RuntimeError("the simulator\nhas crashed")
-        return super().step(action)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_why_a_step_that_raised_in_one_environment_is_lost_in_others_is_said(tmp_path: Path, asynchronous: bool) -> None:
-    makers = [lambda i=i: LedgerEnv(Crashes(Walk((20,), i)) if i == 1 else Walk((20,), i), tmp_path, i) for i in range(3)]
-    inner = SyncVectorEnv(makers)
-    if asynchronous:
-        inner.step_async, inner.step_wait = (lambda actions: None), (lambda: inner.step(np.zeros(3, np.int64)))
-    envs = LedgerVectorEnv(inner, tmp_path / "trainer.npz")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("goes_on", ["reset", "step", "step, and steps again"])
+@pytest.mark.parametrize("length", [3, 5, 20])
+def test_events_of_a_step_that_raised_in_another_environment_are_no_difference(
+    tmp_path: Path, mode: str, goes_on: str, length: int
+) -> None:
+    crashes = (5, 6) if "again" in goes_on else (5,)
+    makers = [lambda i=i: LedgerEnv(Crashes(Walk((length,), i), *crashes[: 2 * (i == 1)]), tmp_path, i) for i in range(3)]
+    envs = LedgerVectorEnv(vector_of(makers, "sync", mode), tmp_path / "trainer.npz")
     envs.reset(seed=0)
-    for _ in range(9):
+    for call in range(20):
         try:
-            if asynchronous:
-                envs.step_async(np.zeros(3, np.int64))
-                envs.step_wait()
-            else:
-                envs.step(np.zeros(3, np.int64))
+            _, _, terminated, truncated, _ = envs.step(np.full(3, call % 4))
+            if mode == "Disabled" and (terminated | truncated).any():
+                envs.reset(options={"reset_mask": terminated | truncated})
         except RuntimeError:
-            envs.reset(seed=1)
+            if goes_on == "reset":
+                envs.reset(seed=1)
     envs.close()
     comparison = compare(tmp_path)
-    assert {(one.env, one.step, one.kind) for one in comparison.differences} == {(0, 5, "lost")}
+    assert not comparison.differences
+    assert comparison.equal
     (note,) = comparison.hops[0].notes
     assert note.startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")
     assert f"note: {note}" in str(comparison)
+
+
+class Doubles(gym.Wrapper):
+    """Steps twice at some of its calls of ``step``, and loses what came first."""
+
+    def __init__(self, env: gym.Env, *calls: int) -> None:
+        super().__init__(env)
+        self._calls, self._steps = calls, 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps in self._calls:
+            self.env.step(action)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_that_is_lost_elsewhere_than_in_a_call_that_raised_is_a_difference(tmp_path: Path, mode: str) -> None:
+    makers = [lambda: Doubles(LedgerEnv(Walk((20,), 0), tmp_path, 0), 3, 8), lambda: LedgerEnv(Crashes(Walk((20,), 1), 5), tmp_path, 1)]
+    envs = LedgerVectorEnv(vector_of(makers, "sync", mode), tmp_path / "trainer.npz")
+    envs.reset(seed=0)
+    for call in range(15):
+        with contextlib.suppress(RuntimeError):
+            envs.step(np.full(2, call % 4))
+    envs.close()
+    comparison = compare(tmp_path)
+    assert [(one.env, one.step, one.kind) for one in comparison.differences] == [(0, 3, "lost"), (0, 9, "lost")]

@@ -84,7 +84,11 @@ class LedgerVecEnv(VecEnvWrapper):
     def reset(self) -> Any:
         """Reset the environments and record it."""
         self._rows.recorder.in_flight = True
-        observations = self.venv.reset()
+        try:
+            observations = self.venv.reset()
+        except BaseException as error:
+            self._rows.raised(error, "reset")
+            raise
         self._rows.reset(observations)
         return observations
 
@@ -95,7 +99,11 @@ class LedgerVecEnv(VecEnvWrapper):
 
     def step_wait(self) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any], list[dict[str, Any]]]:
         """Receive the step and record it."""
-        result = self.venv.step_wait()
+        try:
+            result = self.venv.step_wait()
+        except BaseException as error:
+            self._rows.raised(error)
+            raise
         self._rows.receive(result, _unpacked)
         return result
 
