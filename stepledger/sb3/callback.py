@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -141,6 +142,7 @@ class LedgerCallback(BaseCallback):
                 "a step was sent to the SubprocVecEnv, and its replies were never received: replies may come a step late from here on, "
                 "so make the VecEnv again."
             )
+        self._miss_env_side(rows)
         fresh = self._was_reset(model)
         self._learning = model
         rows.attach(model)
@@ -160,6 +162,14 @@ class LedgerCallback(BaseCallback):
         for other in _family(top):
             if other is not self:
                 self._hooks.add(other, "init_callback", self._guard)
+
+    def _miss_env_side(self, rows: StoredRows) -> None:
+        """Have the ledgers of environments missed that record nothing, since nobody could tell their `LedgerEnv` its position in time."""
+        with contextlib.suppress(Exception):  # a VecEnv of one's own may lack these calls
+            inner: VecEnv = innermost(self.model.env)  # type: ignore[arg-type]
+            if inner.has_attr("ledger_place") and None in inner.get_attr("ledger_place"):
+                rows.recorder.final["taps"] = ["env", *rows.recorder.meta["taps"]]
+                self._say("a LedgerEnv in the VecEnv does not know its position and records nothing: pass it as index=.")
 
     def _only_strays(self, why: str) -> None:
         """Go on without the rows of a buffer that can't be read."""
