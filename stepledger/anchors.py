@@ -1,7 +1,8 @@
 """Aligning by what the trainer did, where hardly an event is the same on both sides.
 
 An alignment looks for equal events, so that a fault at every event leaves it nothing but to compare them one by one. Where one side has
-further events in between, that is not how they belong together; but kind and action of an event may still tell.
+further events in between, that is not how they belong together; but kind and action of an event may still tell, or, where few actions
+take turns, how many steps were made.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .align import RESYNC, Edit, align, edit_end
+from .format import STEP
 from .ranges import Range, end_of
 
 __all__ = ["refined"]
@@ -21,21 +23,25 @@ __all__ = ["refined"]
 _PROBE, _SHARE = 4096, 0.3
 
 Keys = npt.NDArray[np.uint64]
+Kinds = npt.NDArray[np.uint8]
 Columns = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 
-def refined(edits: list[Edit | Range], keys: tuple[Keys, Keys], like: tuple[Keys, Keys], columns: Columns) -> list[Edit | Range]:
+def refined(
+    edits: list[Edit | Range], keys: tuple[Keys, Keys], like: tuple[Keys, Keys], kinds: tuple[Kinds, Kinds], columns: Columns
+) -> list[Edit | Range]:
     """The edits, where those of a stretch without an agreement are replaced by better ones, if there are any.
 
     Args:
         edits: In order.
         keys: A key for each event of both sides.
         like: Further keys, of which equal ones say that two events are likely one and the same, changed.
+        kinds: Of the events of both sides.
         columns: For each field, both sides.
     """
     found: list[Edit | Range] = []
     for stretch in _stretches(edits):
-        better = _better(stretch, keys, like, columns)
+        better = _better(stretch, keys, like, kinds, columns)
         found += stretch if better is None else better
     return found
 
@@ -54,17 +60,33 @@ def _stretches(edits: list[Edit | Range]) -> Iterator[list[Edit | Range]]:
         yield stretch
 
 
-def _better(stretch: list[Edit | Range], keys: tuple[Keys, Keys], like: tuple[Keys, Keys], columns: Columns) -> list[Edit] | None:
+def _better(
+    stretch: list[Edit | Range], keys: tuple[Keys, Keys], like: tuple[Keys, Keys], kinds: tuple[Kinds, Kinds], columns: Columns
+) -> list[Edit] | None:
     (i, j), (stop_i, stop_j) = (stretch[0].first, stretch[0].second), end_of(stretch[-1])
     if min(stop_i - i, stop_j - j) < RESYNC or all(edit.kind != "changed" for edit in stretch):
         return None
     a, b = like[0][i:stop_i], like[1][j:stop_j]
     probe = min(len(a), len(b), _PROBE)
-    # The same calls one by one, or nothing in common.
-    if np.array_equal(a[:probe], b[:probe]) or np.isin(a[:probe], b[:probe]).mean() < _SHARE:
+    if np.array_equal(a[:probe], b[:probe]):  # the same calls one by one
         return None
-    edits = list(_with_changed(align(a, b), keys, i, j, stop_i, stop_j))
-    return edits if _cost(edits, columns) < _cost(stretch, columns) else None
+    ways = [(_in_calls(kinds[0][i:stop_i]), _in_calls(kinds[1][j:stop_j])), (_one_by_one(len(a)), _one_by_one(len(b)))]
+    if np.isin(a[:probe], b[:probe]).mean() >= _SHARE:
+        ways.append((a, b))
+    found = [list(_with_changed(align(*way), keys, i, j, stop_i, stop_j)) for way in ways]
+    best = min(found, key=lambda edits: _cost(edits, columns))
+    return best if _cost(best, columns) < _cost(stretch, columns) else None
+
+
+def _one_by_one(events: int) -> Keys:
+    return np.arange(events, dtype=np.uint64)
+
+
+def _in_calls(kinds: Kinds) -> Keys:
+    """A key for each event: in which step it was made, and which of the events of that it is: the step, or a reset behind it."""
+    steps = np.cumsum(kinds == STEP)
+    begins = np.searchsorted(steps, steps)
+    return (steps.astype(np.uint64) << np.uint64(32)) | (np.arange(len(steps)) - begins).astype(np.uint64)
 
 
 def _cost(edits: Sequence[Edit | Range], columns: Columns) -> int:

@@ -230,9 +230,10 @@ def _on_grid(one: Array, other: Array, grid: float) -> bool:
     if not np.isfinite(steps).all() or np.abs(steps - np.rint(steps)).max() > 1e-4 or np.ptp(steps) > 255.5 or not steps.any():
         return False
     inner = (steps != steps.max()) & (steps != steps.min())  # what is beyond the last step is at it
-    away, off = np.abs(given - steps)[inner], np.abs(given - np.rint(given))[inner] > 1e-4
+    off = np.abs(given - np.rint(given)) > 1e-4
     # What was at a step before stays there: whole numbers that are others now are not quantised.
-    return bool(off.any() and (away <= np.where(off, 1.001, 1e-3)).all())
+    near = np.abs(given - steps) <= np.where(off, 1.001, 1e-3)
+    return bool(near[inner].all() and (off[inner].any() or int((off & near).sum()) > 2))
 
 
 def _channel_axis(one: Array) -> int | None:

@@ -63,7 +63,7 @@ def most_common_first(differences: list[Difference]) -> list[Difference]:
 
     def rank(difference: Difference, one: Explanation) -> tuple[bool, int, int]:
         # Where a whole event is another's, or somebody else's doing, what is true of a single field is only a part of it.
-        return one.code not in _WHOLE, -in_stream[(*_stream(difference), one.code)], -everywhere[one.code]
+        return one.code not in _WHOLE or not one.sure, -in_stream[(*_stream(difference), one.code)], -everywhere[one.code]
 
     return [
         difference

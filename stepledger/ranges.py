@@ -16,7 +16,6 @@ from .align import RESYNC, Edit, align, edit_end
 from .digest import MISSING_NUMBER
 from .format import STEP, StreamKey
 from .replies import GAP, Late, Sides, Source
-from .tracks import Track
 
 __all__ = ["Range", "Sides", "end_of", "longer", "paired", "tail", "with_ranges"]
 
@@ -101,6 +100,7 @@ def with_ranges(
                 skipped = last.first - begin - edit.first
                 found += [Edit("changed", edit.first, edit.second, skipped)] if skipped else []
                 found.append(last._replace(first=last.first - begin, second=last.second - begin))
+                _begin_earlier(sides, found, begin)
                 if end_of(found[-1]) != edit_end(edit) or until == edit_end(edit)[1]:
                     break
                 last = None  # both agree again behind it
@@ -111,6 +111,23 @@ def with_ranges(
             break
         i, j = end_of(found[-1])
     return found
+
+
+def _begin_earlier(sides: Sides, edits: list[Edit | Range], begin: int) -> None:
+    """Let a range, the last of these edits, begin with the changes before it that are of it too: few values are no evidence at once."""
+    last = edits[-1]
+    assert isinstance(last, Range)
+    for number in range(len(edits) - 2, -1, -1):
+        before = edits[number]
+        if before.kind != "changed" or before.first - before.second != last.first - last.second:
+            return
+        i, j = before.first + begin, before.second + begin
+        whole = _longest(
+            [_from(sides, source, i, j, last.shift, last.other, since=0) for source in _sources(sides, last.shift, last.other, i, j)]
+        )
+        if whole is None or end_of(whole) != (end_of(last)[0] + begin, end_of(last)[1] + begin):
+            return
+        edits[number:] = [whole._replace(first=before.first, second=before.second)]
 
 
 def _resumed(sides: Sides, last: Range, i: int, j: int) -> list[Any]:
@@ -175,11 +192,8 @@ def _range_at(sides: Sides, i: int, j: int) -> Range | None:
             return max(found, key=lambda one: one.second_length)
     alike = sides.neighbours.having(0, first.call(i), field, value)
     envs = None if alike is None else {row.env for row in alike}
-    found = []
-    for key, other in sides.others:
-        if envs is None or key.env in envs:
-            found += [one for at in other.events_of(first.call(i)) if (one := _swapped(sides, key, other, at, i, j)) is not None]
-    return max(found, key=lambda one: one.second_length, default=None)
+    swapped = [_swapped(sides, key, i, j) for key, _ in sides.others if envs is None or key.env in envs]
+    return max((one for one in swapped if one is not None), key=lambda one: one.second_length, default=None)
 
 
 def longer(sides: Sides, last: Range, i: int = 0, j: int = 0, skipped: int = 0) -> Range | None:
@@ -216,16 +230,25 @@ def _lasting(sides: Sides, last: Range, i: int, j: int, skipped: int) -> Iterato
 
 def _shifted(sides: Sides, shift: int, i: int, j: int) -> Range | None:
     """The events from here on that have replies of so many events before, or of so many calls."""
+    return _longest([_from(sides, source, i, j, shift) for source in _sources(sides, shift, None, i, j)])
+
+
+def _swapped(sides: Sides, key: StreamKey, i: int, j: int) -> Range | None:
+    """The events from here on that have the replies of another environment."""
+    return _longest([_from(sides, source, i, j, 0, key) for source in _sources(sides, 0, key, i, j)])
+
+
+def _sources(sides: Sides, shift: int, key: StreamKey | None, i: int, j: int) -> Iterator[Source]:
+    """What replies from here on may be of, that are late by so many events or calls, or another environment's."""
     first = sides.first
-    begins = [] if first.by_event else first.events_of(first.call(i) - shift)[:1]
-    sources = [*(Source(sides, i, j, shift, first, at) for at in begins), Source(sides, i, j, shift)]
-    return _longest([_from(sides, source, i, j, shift) for source in sources])
-
-
-def _swapped(sides: Sides, key: StreamKey, other: Track, at: int, i: int, j: int) -> Range | None:
-    """The events from here on that have the replies of another environment, of which this one is in the same call."""
-    sources = Source(sides, i, j, other=other, at=at), Source(sides, i, j, other=other)
-    return _longest([_from(sides, source, i, j, 0, key) for source in sources])
+    if key is None:
+        for at in [] if first.by_event else first.events_of(first.call(i) - shift)[:1]:
+            yield Source(sides, i, j, shift, first, at)
+        yield Source(sides, i, j, shift)
+    for other in (track for one, track in sides.others if one == key):
+        for at in other.events_of(first.call(i)):
+            yield Source(sides, i, j, other=other, at=at)
+        yield Source(sides, i, j, other=other)
 
 
 _Found = tuple[int, Range]

@@ -172,7 +172,8 @@ class StreamPair:
         same_call = [name for name in ("kind", "action") if name in self.fields]
         like = mixed(*(a[name] for name in same_call)), mixed(*(b[name] for name in same_call))
         keys = mixed(*a.values()), mixed(*b.values())
-        edits = refined(with_ranges(keys, like, sides, begin, lasting), keys, like, [(a[name], b[name]) for name in self.fields])
+        columns = [(a[name], b[name]) for name in self.fields]
+        edits = refined(with_ranges(keys, like, sides, begin, lasting), keys, like, (a["kind"], b["kind"]), columns)
         return [edit._replace(first=begin + edit.first, second=begin + edit.second) for edit in edits]
 
     def _sides(self) -> Sides:
