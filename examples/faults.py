@@ -180,16 +180,20 @@ def _wrong(how: str, x: Array) -> Array:
     return x
 
 
-def _leafwise(change: Callable[[Array], Array], value: Any) -> Any:
+def _leafwise(change: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _leafwise(change, part) for key, part in value.items()}
-    return change(np.asarray(value))
+    if isinstance(value, tuple):
+        return tuple(_leafwise(change, part) for part in value)
+    return change(value)
 
 
 def _same(one: Any, other: Any, space: gym.Space[Any]) -> bool:
     """Whether two values are the same bits once they are cast to the space."""
     if isinstance(space, spaces.Dict):
         return all(_same(one[key], other[key], part) for key, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return all(map(_same, one, other, space.spaces))
     return bool(np.asarray(one).astype(space.dtype).tobytes() == np.asarray(other).astype(space.dtype).tobytes())
 
 
@@ -229,7 +233,8 @@ class _Injector:
             return value
         wrong = {"stale": earlier, "swap": neighbour}.get(self.how)
         if wrong is None:
-            wrong = _leafwise(lambda x: _wrong(self.how, x), value)
+            # Of a number, a number: some environments look it up in a table.
+            wrong = _leafwise(lambda x: _wrong(self.how, np.asarray(x))[()], value)
         if _same(value, wrong, space):
             return value
         self.made(*place, name)
@@ -518,23 +523,23 @@ class BatchFaults:
 
 
 def _copied(batch: Any) -> Any:
-    return {key: _copied(part) for key, part in batch.items()} if isinstance(batch, dict) else np.array(batch)
+    return _leafwise(np.array, batch)
 
 
 def _row(batch: Any, env: int) -> Any:
-    return {key: _row(part, env) for key, part in batch.items()} if isinstance(batch, dict) else batch[env]
+    return _leafwise(lambda part: part[env], batch)
 
 
 def _put(batch: Any, env: int, value: Any) -> None:
-    if isinstance(batch, dict):
-        for key, part in batch.items():
+    if isinstance(batch, (dict, tuple)):
+        for key, part in batch.items() if isinstance(batch, dict) else enumerate(batch):
             _put(part, env, value[key])
     else:
         batch[env] = value
 
 
 def _take(batch: Any, order: list[int]) -> Any:
-    return {key: _take(part, order) for key, part in batch.items()} if isinstance(batch, dict) else batch[order]
+    return _leafwise(lambda part: part[order], batch)
 
 
 class FaultyVectorEnv(VectorWrapper):

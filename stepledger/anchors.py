@@ -64,15 +64,17 @@ def _better(
     stretch: list[Edit | Range], keys: tuple[Keys, Keys], like: tuple[Keys, Keys], kinds: tuple[Kinds, Kinds], columns: Columns
 ) -> list[Edit] | None:
     (i, j), (stop_i, stop_j) = (stretch[0].first, stretch[0].second), end_of(stretch[-1])
-    if min(stop_i - i, stop_j - j) < RESYNC or all(edit.kind != "changed" for edit in stretch):
+    if isinstance(stretch[0], Range) or min(stop_i - i, stop_j - j) < 2:
         return None
     a, b = like[0][i:stop_i], like[1][j:stop_j]
     probe = min(len(a), len(b), _PROBE)
-    if np.array_equal(a[:probe], b[:probe]):  # the same calls one by one
+    ways = [(_one_by_one(len(a)), _one_by_one(len(b)))]
+    if not np.array_equal(a[:probe], b[:probe]):
+        ways.append((_in_calls(kinds[0][i:stop_i]), _in_calls(kinds[1][j:stop_j])))
+        if np.isin(a[:probe], b[:probe]).mean() >= _SHARE:
+            ways.append((a, b))
+    elif all(edit.kind == "changed" for edit in stretch):  # the same calls one by one, as they are compared
         return None
-    ways = [(_in_calls(kinds[0][i:stop_i]), _in_calls(kinds[1][j:stop_j])), (_one_by_one(len(a)), _one_by_one(len(b)))]
-    if np.isin(a[:probe], b[:probe]).mean() >= _SHARE:
-        ways.append((a, b))
     found = [list(_with_changed(align(*way), keys, i, j, stop_i, stop_j)) for way in ways]
     best = min(found, key=lambda edits: _cost(edits, columns))
     return best if _cost(best, columns) < _cost(stretch, columns) else None
@@ -90,13 +92,13 @@ def _in_calls(kinds: Kinds) -> Keys:
 
 
 def _cost(edits: Sequence[Edit | Range], columns: Columns) -> int:
-    """In how many fields the edits say that events differ; an event that only one side has counts as two."""
+    """In how many fields the edits say that events differ; an event that only one side has counts as three."""
     cost = 0
     for kind, i, j, length, *_ in edits:
         if kind == "changed":
             cost += sum(int((first[i : i + length] != second[j : j + length]).sum()) for first, second in columns)
         else:
-            cost += 2 * length
+            cost += 3 * length
     return cost
 
 

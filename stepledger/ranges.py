@@ -6,6 +6,7 @@ are shifted), or with what another environment gave (streams are swapped). Each 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,10 @@ _SHIFTS = (1, 2, 3)
 _SURE = 16
 #: Events before a place among which the reply that arrived there is looked for.
 _NEAR = 16
+#: Edits before a range that may have been aligned in another way, between others that are of it.
+_ASTRAY = 8
+#: Edits before a range that are looked at.
+_LOOKS = 256
 #: How often events behind a range are aligned again, which may take a look at all of them.
 _SEARCHES = 200
 
@@ -100,6 +105,9 @@ def with_ranges(
                 skipped = last.first - begin - edit.first
                 found += [Edit("changed", edit.first, edit.second, skipped)] if skipped else []
                 found.append(last._replace(first=last.first - begin, second=last.second - begin))
+                if _undo_late_actions(sides, found, begin):
+                    last = None
+                    break
                 _begin_earlier(sides, found, begin)
                 if end_of(found[-1]) != edit_end(edit) or until == edit_end(edit)[1]:
                     break
@@ -113,21 +121,61 @@ def with_ranges(
     return found
 
 
-def _begin_earlier(sides: Sides, edits: list[Edit | Range], begin: int) -> None:
-    """Let a range, the last of these edits, begin with the changes before it that are of it too: few values are no evidence at once."""
+def _undo_late_actions(sides: Sides, edits: list[Edit | Range], begin: int) -> bool:
+    """Replace a range, the last of these edits, and what was taken to be lost before it, where in place only the actions differ.
+
+    Replies that are late by so many events as were lost are in place, and it is the actions that are late.
+    """
     last = edits[-1]
     assert isinstance(last, Range)
-    for number in range(len(edits) - 2, -1, -1):
+    if not last.shift or "action" not in sides.fields:
+        return False
+    lost = 0
+    for number in range(len(edits) - 2, max(-1, len(edits) - 2 - _ASTRAY), -1):
         before = edits[number]
-        if before.kind != "changed" or before.first - before.second != last.first - last.second:
-            return
-        i, j = before.first + begin, before.second + begin
-        whole = _longest(
-            [_from(sides, source, i, j, last.shift, last.other, since=0) for source in _sources(sides, last.shift, last.other, i, j)]
-        )
+        if before.kind == "range":
+            return False
+        lost += {"lost": before.length, "extra": -before.length, "changed": 0}[before.kind]
+        if lost == last.shift:
+            start, shift = before.second + begin, before.first - before.second
+            stop = min(end_of(last)[1] + begin, len(sides.first) - shift)
+            same = {
+                name: sides.first.slice(name, start + shift, stop + shift) == sides.second.slice(name, start, stop) for name in sides.fields
+            }
+            if all(same[name].all() for name in sides.fields if name != "action") and not same["action"].all():
+                at = (np.flatnonzero(~same["action"]) + before.second).tolist()
+                edits[number:] = [Edit("changed", j + shift, j, 1) for j in at]
+                return True
+    return False
+
+
+def _begin_earlier(sides: Sides, edits: list[Edit | Range], begin: int) -> None:
+    """Let a range, the last of these edits, begin with those before it that are of it too: few values are no evidence at once.
+
+    What was aligned in another way in between, by chance, is then of it as well.
+    """
+    last = edits[-1]
+    assert isinstance(last, Range)
+
+    def from_(number: int) -> Range | None:
+        i, j = edits[number].first + begin, edits[number].second + begin
+        sources = _sources(sides, last.shift, last.other, i, j)
+        whole = _longest([_from(sides, source, i, j, last.shift, last.other, since=0) for source in sources])
         if whole is None or end_of(whole) != (end_of(last)[0] + begin, end_of(last)[1] + begin):
-            return
-        edits[number:] = [whole._replace(first=before.first, second=before.second)]
+            return None
+        return whole._replace(first=edits[number].first, second=edits[number].second)
+
+    places: list[int] = []
+    for number in range(len(edits) - 2, max(-1, len(edits) - 2 - _LOOKS), -1):
+        before = edits[number]
+        if before.kind == "range" or (places or [len(edits) - 1])[-1] - number > _ASTRAY:
+            break
+        if before.kind == "changed" and before.first - before.second == last.first - last.second:
+            places.append(number)
+    # All of them that are behind one of it are of it too.
+    number = bisect.bisect_left(places, True, key=lambda number: from_(number) is None)
+    if number and (whole := from_(places[number - 1])) is not None:
+        edits[places[number - 1] :] = [whole]
 
 
 def _resumed(sides: Sides, last: Range, i: int, j: int) -> list[Any]:
