@@ -567,7 +567,7 @@ def test_a_change_that_changes_nothing_is_no_injection(tmp_path: Path) -> None:
     faulty = FaultyEnv(LedgerEnv(env, tmp_path, 0), "obs:f16", log=tmp_path / "log")
     faulty.reset()
     for _ in range(20):
-        faulty.step(TORQUE.sample())
+        faulty.step(faulty.action_space.sample())  # not of TORQUE, which all share: sampling gives it a generator
     assert read_log(tmp_path / "log") == []
 
 
