@@ -142,7 +142,8 @@ class LedgerCallback(BaseCallback):
                 "a step was sent to the SubprocVecEnv, and its replies were never received: replies may come a step late from here on, "
                 "so make the VecEnv again."
             )
-        self._miss_env_side(rows)
+        else:  # what is asked now would get one of those replies
+            self._miss_env_side(rows)
         fresh = self._was_reset(model)
         self._learning = model
         rows.attach(model)
