@@ -68,12 +68,15 @@ def _better(
         return None
     a, b = like[0][i:stop_i], like[1][j:stop_j]
     probe = min(len(a), len(b), _PROBE)
-    ways = [(_one_by_one(len(a)), _one_by_one(len(b)))]
-    if not np.array_equal(a[:probe], b[:probe]):
+    ways = []
+    if any(edit.kind != "changed" for edit in stretch):
+        ways.append((_one_by_one(len(a)), _one_by_one(len(b))))
+    if not np.array_equal(kinds[0][i:stop_i], kinds[1][j:stop_j]):
         ways.append((_in_calls(kinds[0][i:stop_i]), _in_calls(kinds[1][j:stop_j])))
-        if np.isin(a[:probe], b[:probe]).mean() >= _SHARE:
-            ways.append((a, b))
-    elif all(edit.kind == "changed" for edit in stretch):  # the same calls one by one, as they are compared
+    # Not where it is the same calls one by one, or nothing in common.
+    if not np.array_equal(a[:probe], b[:probe]) and np.isin(a[:probe], b[:probe]).mean() >= _SHARE:
+        ways.append((a, b))
+    if not ways:
         return None
     found = [list(_with_changed(align(*way), keys, i, j, stop_i, stop_j)) for way in ways]
     best = min(found, key=lambda edits: _cost(edits, columns))
