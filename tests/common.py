@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -97,18 +101,43 @@ def walk(directory: Path, index: int | None, lengths: tuple[int, ...] = (3, 5, 1
     return LedgerEnv(Walk(lengths, seed=index or 0), directory, index, **options)
 
 
-class Crashes(gym.Wrapper):
-    """Raises at some of its calls of ``step``, numbered from one, and goes on when it is called again."""
+class AtSteps(gym.Wrapper):
+    """Does something before some of its calls of ``step``, numbered from one."""
 
     def __init__(self, env: gym.Env, *calls: int) -> None:
         super().__init__(env)
         self._calls, self._steps = calls, 0
 
+    def before(self, action: Any) -> None:
+        raise NotImplementedError
+
     def step(self, action: Any) -> Any:
         self._steps += 1
         if self._steps in self._calls:
-            raise RuntimeError("the simulator\nhas crashed")
+            self.before(action)
         return super().step(action)
+
+
+class Crashes(AtSteps):
+    """Raises, and goes on when it is called again."""
+
+    def before(self, action: Any) -> None:
+        raise RuntimeError("the simulator\nhas crashed")
+
+
+class Doubles(AtSteps):
+    """Steps twice, and loses what came first."""
+
+    def before(self, action: Any) -> None:
+        self.env.step(action)
+
+
+#: Ways to copy a tap.
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda one: pickle.loads(pickle.dumps(one)),
+    "cloudpickle": lambda one: cloudpickle.loads(cloudpickle.dumps(one)),
+    "deepcopy": copy.deepcopy,
+}
 
 
 def vector_of(makers: list[Any], kind: str = "sync", mode: str = "NextStep", **options: Any) -> gym.vector.VectorEnv:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import importlib.util
 import multiprocessing
 import os
-import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
-from common import RESET, Walk, assert_equal, walk
+from common import COPIES, RESET, Walk, assert_equal, walk
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from stepledger import LearnerLedger, LedgerEnv, LedgerVectorEnv, compare, read
@@ -165,13 +162,6 @@ def test_a_process_of_any_start_method_leaves_whole_ledgers_however_it_ends(tmp_
         assert ledgers
         assert all(ledger.events > 0 and ledger.open_end for ledger in ledgers)
     assert not list(tmp_path.glob("*.tmp"))
-
-
-COPIES: dict[str, Any] = {
-    "pickle": lambda one: pickle.loads(pickle.dumps(one)),
-    "cloudpickle": lambda one: cloudpickle.loads(cloudpickle.dumps(one)),
-    "deepcopy": copy.deepcopy,
-}
 
 
 @pytest.mark.parametrize("how", COPIES)

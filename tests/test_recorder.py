@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import gc
 import importlib
 import json
 import multiprocessing
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -21,11 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import RESET, Walk, assert_equal, drive, drive_one, environment, member_names, run_python, run_walks, walk, walks
+from common import COPIES, RESET, Walk, assert_equal, drive, drive_one, environment, member_names, run_python, run_walks, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
@@ -463,13 +460,6 @@ def test_a_fork_before_the_first_event_records_in_the_child(tmp_path: Path) -> N
 def drive_and_close(env: Any, steps: int = 20) -> None:
     (drive_one if isinstance(env, gym.Env) else drive)(env, steps)
     env.close()
-
-
-COPIES = {
-    "pickle": lambda env: pickle.loads(pickle.dumps(env)),
-    "cloudpickle": lambda env: cloudpickle.loads(cloudpickle.dumps(env)),
-    "deepcopy": copy.deepcopy,
-}
 
 
 @pytest.mark.parametrize("how", COPIES)

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import MODES, VECTORS, Crashes, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
+from common import MODES, VECTORS, Crashes, Doubles, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
@@ -674,20 +674,6 @@ def test_events_of_a_step_that_raised_in_another_environment_are_no_difference(
     (note,) = comparison.hops[0].notes
     assert note.startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")
     assert f"note: {note}" in str(comparison)
-
-
-class Doubles(gym.Wrapper):
-    """Steps twice at some of its calls of ``step``, and loses what came first."""
-
-    def __init__(self, env: gym.Env, *calls: int) -> None:
-        super().__init__(env)
-        self._calls, self._steps = calls, 0
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        if self._steps in self._calls:
-            self.env.step(action)
-        return super().step(action)
 
 
 @pytest.mark.parametrize("mode", MODES)
