@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import struct
 import zipfile
 from functools import cached_property
 from typing import IO, Any
@@ -22,6 +23,8 @@ __all__ = ["Archive", "ForeignFileError", "falls", "texts_of"]
 
 #: Bytes that a meta may take, and how often as many as it takes in the file: JSON in UTF-32 does shrink, and is parsed into much more.
 _LONGEST_META, _SHRUNK_META = 1 << 26, 100
+#: The last record of an archive: its signature, and the length of the comment that may come behind it.
+_END = struct.Struct("<4s16xH")
 
 
 class ForeignFileError(LedgerError):
@@ -126,6 +129,13 @@ class Archive:
             info.header_offset + info.compress_size > end for info, end in zip(infos, ends)
         ):
             raise LedgerError("its columns lie on each other, which those of no ledger do: record again.")
+        # zipfile reads over what somebody put in front of an archive or behind it: then it is not the file that was written.
+        file = self._archive.fp
+        assert file is not None
+        file.seek(self._size - _END.size)
+        signature, comment = _END.unpack(file.read(_END.size))
+        if signature != b"PK\5\6" or comment or (infos and infos[0].header_offset != 0):
+            raise LedgerError("there are bytes before or behind it that are not its own: take the file as it was recorded.")
 
     def _text(self, name: str) -> str:
         info = self._archive.getinfo(f"{name}.npy")

@@ -104,6 +104,13 @@ def test_bytes_taken_out_put_in_or_repeated_are_no_wrong_verdict(damaged: Subjec
             damaged.check(altered, tmp_path)
 
 
+@pytest.mark.parametrize("more", [b"\0", b"PK\5\6", b"some text\n", bytes(70_000)], ids=["one", "signature", "text", "many"])
+def test_bytes_before_or_behind_a_file_are_no_part_of_a_whole_one(damaged: Subject, tmp_path: Path, more: bytes) -> None:
+    outcome = WHOLE if damaged.path.suffix == ".journal" else REFUSED  # what is behind the last whole block is a torn one
+    assert damaged.check(damaged.data + more, tmp_path) == outcome
+    assert damaged.check(more + damaged.data, tmp_path) == REFUSED
+
+
 def test_damage_takes_no_memory_out_of_proportion(damaged: Subject, tmp_path: Path) -> None:
     """Among what is damaged are lengths, shapes and offsets."""
     damaged.check(damaged.data, tmp_path)
