@@ -19,7 +19,7 @@ from .format import Meta, StreamKey, begins_of, event_dtype, layouts_of, window_
 from .meta import checked_meta
 from .stream import Stream
 
-__all__ = ["Archive", "ForeignFileError", "falls", "texts_of"]
+__all__ = ["Archive", "ForeignFileError", "falls", "header_of", "texts_of"]
 
 #: Bytes that a meta may take, and how often as many as it takes in the file: JSON in UTF-32 does shrink, and is parsed into much more.
 _LONGEST_META, _SHRUNK_META = 1 << 26, 100
@@ -109,7 +109,7 @@ class Archive:
     def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         info = self._archive.getinfo(f"{name}.npy")
         with self._open(name) as member:
-            found = _header(member)
+            found = header_of(member)
             if found != (shape, dtype):
                 raise LedgerError(f"its column {name} is damaged: record again.")
             nbytes = math.prod(shape) * dtype.itemsize
@@ -142,7 +142,7 @@ class Archive:
         if info.file_size > min(_LONGEST_META, _SHRUNK_META * info.compress_size):
             raise LedgerError("its meta is damaged: record again.")
         with self._open(name) as member:
-            shape, dtype = _header(member)
+            shape, dtype = header_of(member)
             if shape != () or dtype.kind != "U":
                 raise LedgerError("its meta is damaged: record again.")
             return str(np.frombuffer(member.read(), dtype)[0])
@@ -151,7 +151,7 @@ class Archive:
         """Read a column of n integers to its end, which checks its checksum."""
         with self._open(name) as member:
             read = 0
-            whole = _header(member) == ((n,), np.dtype(np.int64))
+            whole = header_of(member) == ((n,), np.dtype(np.int64))
             while whole and (piece := member.read(1 << 20)):
                 read += len(piece)
                 whole = read <= 8 * n
@@ -161,7 +161,7 @@ class Archive:
     def _header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype of a column, as it says."""
         with self._open(name) as member:
-            return _header(member)
+            return header_of(member)
 
     def _open(self, name: str) -> IO[bytes]:
         info = self._archive.getinfo(f"{name}.npy")
@@ -175,7 +175,12 @@ def falls(offsets: npt.NDArray[np.int64]) -> bool:
     return bool((offsets[1:] < offsets[:-1]).any())
 
 
-def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def header_of(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of a column, read from the beginning of its member.
+
+    Raises:
+        LedgerError: It is no column of a ledger.
+    """
     if np.lib.format.read_magic(member) != (1, 0):
         raise LedgerError("its columns are in another format: record again.")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)

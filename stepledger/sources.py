@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .archive import Archive, falls
+from .archive import Archive, falls, header_of
 from .checksum import crc32_joined
 from .errors import LedgerError
 from .format import JOURNAL, SEALED, Meta, StreamKey, begins_of, event_dtype
@@ -198,14 +198,12 @@ class _PlacedArchive(Archive):
 
     def _place(self, name: str, dtype: np.dtype[Any], n: int) -> _Place:
         info = self._archive.getinfo(f"{name}.npy")
-        if self._header(name) != ((n,), dtype):
+        with self._open(name) as member:
+            found, before = header_of(member), member.tell()
+        if found != ((n,), dtype):
             raise LedgerError(f"its column {name} is damaged: record again.")
         if info.compress_type != zipfile.ZIP_STORED:
             raise _NotInPiecesError(f"its column {name} is compressed.")
-        with self._open(name) as member:
-            np.lib.format.read_magic(member)
-            np.lib.format.read_array_header_1_0(member)
-            before = member.tell()
         nbytes = n * dtype.itemsize
         if nbytes > info.file_size - before or info.file_size != info.compress_size:
             raise LedgerError(f"its column {name} is shorter than it says: record again.")
