@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         _recover,
         "seal the journals that killed processes have left",
         "Seal the journals that killed processes have left, as far as they are whole. A ledger without an end stays one.",
-        epilog="Exit status: 0 all are sealed, or being recorded; 2 one is damaged, or there is none.",
+        epilog="Exit status: 0 all are sealed, or being recorded; 2 one is damaged, or there is no ledger.",
     )
     one.add_argument("path", metavar="DIR", help="a directory with ledgers, or one journal")
     return parser
@@ -278,4 +278,5 @@ def _lint(options: argparse.Namespace) -> tuple[str, int]:
 def _recover(options: argparse.Namespace) -> tuple[str, int]:
     outcomes = recover(options.path)
     lines = [f"{one.path}: {one.outcome}, {one.note or counted(one.events, 'event')}" for one in outcomes]
+    lines = lines or [f"{options.path} holds no journals: nothing was left open here, and there is nothing to recover"]
     return "\n".join(map(visible, lines)), 2 if any(one.outcome == "damaged" for one in outcomes) else 0

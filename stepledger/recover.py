@@ -47,18 +47,18 @@ def recover(directory: str | os.PathLike[str]) -> list[Recovered]:
         directory: Or one journal.
 
     Returns:
-        What became of each, in the order of their names.
+        What became of each, in the order of their names; nothing where all ledgers are sealed.
 
     Raises:
-        LedgerError: There is no journal, or the directory can't be read or written.
+        LedgerError: There is no ledger, or the directory can't be read or written.
     """
     path = Path(directory)
     if not (path.exists() or path.with_suffix(JOURNAL).exists()):
         raise LedgerError(f"{path} does not exist: name a directory with journals, or one of them.")
     names = find(path) if is_directory(path) else [path.with_suffix(SEALED)]
     journals = [journal for name in names if (journal := name.with_suffix(JOURNAL)).is_file()]
-    if not journals:
-        raise LedgerError(f"{path} holds no journals: nothing was left open here, and there is nothing to recover.")
+    if not (journals or any(name.is_file() for name in names)):
+        raise LedgerError(f"{path} holds no ledgers: name the directory that they were written to.")
     try:
         return [_recovered(journal) for journal in journals]
     except OSError as error:

@@ -90,8 +90,18 @@ def test_one_damaged_journal_does_not_keep_the_others_from_being_sealed(tmp_path
     assert (tmp_path / "env-1.journal").read_bytes() == bytes(data)
 
 
-def test_where_there_is_nothing_to_recover_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LedgerError, match="holds no journals"):
+def test_where_all_is_sealed_there_is_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    killed(tmp_path)
+    recover(tmp_path)
+    for path in (tmp_path, tmp_path / "env-0.npz"):
+        assert recover(path) == []
+        assert main(["recover", str(path)]) == 0
+        assert "nothing to recover" in capsys.readouterr().out
+
+
+def test_where_there_is_no_ledger_recovering_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("no ledger")
+    with pytest.raises(LedgerError, match="holds no ledgers"):
         recover(tmp_path)
     assert main(["recover", str(tmp_path)]) == 2
-    assert "nothing to recover" in capsys.readouterr().err
+    assert "holds no ledgers" in capsys.readouterr().err
