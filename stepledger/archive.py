@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import struct
 import zipfile
 from functools import cached_property
@@ -36,12 +37,14 @@ class Archive:
 
     Args:
         archive: Open for reading.
-        size: Bytes of the file.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
+    def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
-        self._size = size
+        assert archive.fp is not None
+        # Of the file that is open: another one may have taken its place at its path.
+        self._file = archive.fp
+        self._size = self._file.seek(0, os.SEEK_END)
         #: The columns that are there.
         self.names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
 
@@ -130,10 +133,8 @@ class Archive:
         ):
             raise LedgerError("its columns lie on each other, which those of no ledger do: record again.")
         # zipfile reads over what somebody put in front of an archive or behind it: then it is not the file that was written.
-        file = self._archive.fp
-        assert file is not None
-        file.seek(self._size - _END.size)
-        signature, comment = _END.unpack(file.read(_END.size))
+        self._file.seek(self._size - _END.size)
+        signature, comment = _END.unpack(self._file.read(_END.size))
         if signature != b"PK\5\6" or comment or (infos and infos[0].header_offset != 0):
             raise LedgerError("there are bytes before or behind it that are not its own: take the file as it was recorded.")
 

@@ -152,7 +152,7 @@ def _joined(meta: Meta, blocks: Sequence[Block], order: npt.NDArray[np.int64]) -
 
 def _from_sealed(path: Path) -> Ledger:
     with reading(path), zipfile.ZipFile(path) as archive:
-        sealed = _opened(path, archive)
+        sealed = _opened(archive)
         meta = sealed.meta()
         return Ledger(path, meta, Streams(sealed.streams(meta)), open_end=bool(meta.get("stopped")))
 
@@ -181,10 +181,10 @@ def _unreadable(path: Path, error: Exception) -> LedgerError:
     return LedgerError(f"{path} is no ledger, or it is truncated or altered ({reason}): record again.")
 
 
-def _opened(path: Path, archive: zipfile.ZipFile) -> Archive:
+def _opened(archive: zipfile.ZipFile) -> Archive:
     """The reader of the version that the file is of."""
-    sealed = Archive(archive, path.stat().st_size)
-    return FirstArchive(archive, path.stat().st_size) if is_first(sealed.written) else sealed
+    sealed = Archive(archive)
+    return FirstArchive(archive) if is_first(sealed.written) else sealed
 
 
 def read_all(directory: Path, reader: Callable[[Path], T]) -> tuple[list[T], list[str]]:
@@ -224,7 +224,7 @@ def peek(path: Path) -> Ledger:
             return Ledger(journal, scan(journal, (1 << 62, 0)).meta, Streams([]), open_end=False)
     try:
         with zipfile.ZipFile(path) as archive:
-            return Ledger(path, _opened(path, archive).meta(), Streams([]), open_end=False)
+            return Ledger(path, _opened(archive).meta(), Streams([]), open_end=False)
     except LedgerError as error:
         raise type(error)(f"{path}: {error}") from None
     except Exception as error:

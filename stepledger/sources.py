@@ -209,8 +209,7 @@ class _PlacedArchive(Archive):
             raise LedgerError(f"its column {name} is shorter than it says: record again.")
         if nbytes != info.file_size - before:
             raise LedgerError(f"its column {name} is not as long as it says: record again.")
-        file = self._archive.fp
-        assert file is not None
+        file = self._file
         file.seek(info.header_offset + 26)  # the lengths of the name and the extra field, which may be others than in the directory
         lengths = file.read(4)
         begin = info.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
@@ -236,7 +235,7 @@ class SealedSource(Source):
 
     def __init__(self, path: Path, keys: Collection[StreamKey] | None = None, counted: Sequence[str] = COUNTED) -> None:
         with _reading(path), zipfile.ZipFile(path) as archive:
-            sealed = _PlacedArchive(archive, path.stat().st_size)
+            sealed = _PlacedArchive(archive)
             if is_first(sealed.written):
                 raise _NotInPiecesError("it is of the first version.")
             meta = sealed.meta()
@@ -336,7 +335,7 @@ class SealedSource(Source):
         """See `Source`."""
         if self._counted:
             with _reading(self.path), zipfile.ZipFile(self.path) as archive:
-                sealed = _PlacedArchive(archive, self.path.stat().st_size)
+                sealed = _PlacedArchive(archive)
                 for name in self._counted:
                     sealed.check_counted(name, self._total)
         if self._all:
