@@ -60,7 +60,7 @@ def cases() -> list[object]:
                         if fault not in (ENV_FAULTS if level == "env" else VECTOR_FAULTS) or impossible(mode, fault, level, "sync"):
                             continue
                         case = f"{name}-{fault}@{level}-{mode}-{dose}"
-                        marks = [pytest.mark.long] if zlib.crc32(case.encode()) % 16 else []
+                        marks = [pytest.mark.long] if zlib.crc32(case.encode()) % 32 else []
                         found.append(pytest.param(name, fault, level, mode, dose, id=case, marks=marks))
     return found
 
