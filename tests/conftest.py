@@ -1,6 +1,7 @@
 """What the tests share: the fault library lives with the examples, which run as scripts and so are no package."""
 
 import os
+import socket
 import sys
 import uuid
 from collections.abc import Iterator
@@ -61,3 +62,27 @@ def uri(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"bucket-{uuid.uuid4().hex[:8]}"
     S3FileSystem(endpoint_override=s3, scheme="http", allow_bucket_creation=True).create_dir(bucket)
     return f"s3://{bucket}/some/run?endpoint_override={s3}&scheme=http"
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[str]:
+    """The address of a server of Google's protocol that runs here, with a bucket that is called that."""
+    pytest.importorskip("pyarrow")
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["s3", "gs"])
+def any_uri(request: pytest.FixtureRequest) -> str:
+    """A place in a bucket of a server of each kind, with nothing in it."""
+    if request.param == "s3":
+        uri: str = request.getfixturevalue("uri")
+        return uri
+    address = request.getfixturevalue("gcs")
+    return f"gs://anonymous@bucket/{uuid.uuid4().hex}/run?endpoint_override={address}&scheme=http&retry_limit_seconds=5"

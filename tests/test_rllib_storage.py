@@ -40,7 +40,8 @@ def build(uri: str, runners: int = 0, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("runners", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_run_is_stored_at_its_uri_by_finish_and_at_the_end(uri, temporary, capsys, runners):
+def test_a_run_is_stored_at_its_uri_by_finish_and_at_the_end(any_uri, temporary, capsys, runners):
+    uri = any_uri
     one = config(runners).callbacks(functools.partial(LedgerCallback, uri))
     algorithm = one.build_algo()
     algorithm.train()
