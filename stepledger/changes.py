@@ -217,12 +217,43 @@ _GRIDS = (*(2.0**k for k in range(-2, 9)), 255.0, 127.0, 127.5)
 
 
 def _quantised(pairs: list[tuple[Array, Array]]) -> str:
+    if all(one.dtype.kind in "iu" and _posterised(one, other) for one, other in pairs):
+        return f"quantised, to multiples of {np.gcd.reduce(pairs[0][1], axis=None)}"
     if any(one.dtype.kind != "f" for one, _ in pairs) or max(one.size for one, _ in pairs) < 2:
         return ""
     for grid in _GRIDS:
         if all(_on_grid(one, other, grid) for one, other in pairs):
             return f"quantised to 8 bits, steps of 1/{grid:g}"
-    return ""
+    steps = [_shifted_grid(one, other) for one, other in pairs]
+    return f"quantised to 8 bits, steps of {steps[0]:.4g}" if all(steps) else ""
+
+
+def _shifted_grid(one: Array, other: Array) -> float:
+    """The step of a grid that lies anywhere, such as over the range of the space, if numbers off it have come to lie on it; else 0."""
+    given, values = (value.astype(np.float64).ravel() for value in (one, other))
+    distinct = np.unique(values)
+    if len(distinct) < _MANY or not np.isfinite(given).all() or not np.isfinite(values).all():
+        return 0.0
+    span, moved = float(np.ptp(distinct)), np.abs(given - values)
+    least = max(span / 255.5, float(moved.max()) * 0.999)
+    for parts in range(1, 256):
+        step = float(np.diff(distinct).min()) / parts
+        if step < least:
+            return 0.0
+        step = span / round(span / step)  # the least distance alone is too coarse
+        if all(np.abs(steps - np.rint(steps)).max() < 0.02 for steps in [(distinct - distinct[0]) / step]):
+            off = (given - distinct[0]) / step
+            return step if (np.abs(off - np.rint(off)) > 0.02)[moved > 0].mean() > 0.5 else 0.0
+    return 0.0
+
+
+def _posterised(one: Array, other: Array) -> bool:
+    """Whole numbers, as of an image, of which only multiples of one that is greater than 1 are left."""
+    if len(np.unique(other)) < 3 or one.size < _MANY:
+        return False
+    given, values = one.astype(np.int64), other.astype(np.int64)
+    step = int(np.gcd.reduce(values, axis=None))
+    return step > 1 and (np.array_equal(given // step * step, values) or int(np.abs(given - values).max()) * 2 <= step)
 
 
 def _on_grid(one: Array, other: Array, grid: float) -> bool:

@@ -105,9 +105,11 @@ CATALOGUE: dict[str, Code] = {
         "A division by a standard deviation of zero; an inverse of something empty; a placeholder for missing data that was never filled.",
     ),
     "SL110": Code(
-        "quantised to 8 bits",
+        "quantised",
         ("obs:uint8",),
-        "The numbers are the given ones on a grid of at most 256 steps, which the sentence names. Recognised from the values.",
+        "The numbers are the given ones on a grid of at most 256 steps, which the sentence names: one through zero, one that lies over "
+        "their range, or, of whole numbers, the multiples of one that is greater than 1. Recognised from the values; a grid over the "
+        "range from eight numbers on.",
         "Observations that are stored or sent as uint8 and turned back; image compression; a replay buffer that saves memory.",
     ),
     "SL111": Code(
@@ -158,8 +160,8 @@ CATALOGUE: dict[str, Code] = {
     "SL117": Code(
         "in reverse order",
         (),
-        "The same numbers in the reverse order along one axis or several, which the sentence names: an image upside down, mirrored, or "
-        "turned by half. Recognised from the values.",
+        "The same numbers in the reverse order along one axis or several of an array that has two or more, which the sentence names: an "
+        "image upside down, mirrored, or turned by half. Recognised from the values.",
         "Origins at the top or at the bottom: renderers such as OpenGL give the lowest row first. Augmentations on one side only.",
     ),
     "SL201": Code(

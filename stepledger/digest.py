@@ -66,6 +66,12 @@ class _Leaf(Protocol):
     def value(self, value: Any) -> npt.NDArray[Any] | bytes: ...
 
 
+def _kind(space: spaces.Space[Any]) -> str:
+    """The name of Gymnasium's class: a class of somebody's own that is made of it holds the same values."""
+    known = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete, spaces.Dict, spaces.Tuple)
+    return next(kind.__name__ for kind in known if isinstance(space, kind))
+
+
 class _ArrayLeaf:
     """Box, MultiBinary and MultiDiscrete: an array of the space's dtype."""
 
@@ -79,7 +85,7 @@ class _ArrayLeaf:
         if self.dtype.char in "gG":  # its padding bytes are random: equal values would differ
             raise LedgerError(f"the space {space} holds long doubles and can't be digested: declare float64.")
         self.layout: Layout = (self.dtype, self.shape)
-        self.description: dict[str, Any] = {"type": type(space).__name__, "dtype": self.dtype.str, "shape": list(self.shape)}
+        self.description: dict[str, Any] = {"type": _kind(space), "dtype": self.dtype.str, "shape": list(self.shape)}
         if isinstance(space, spaces.MultiDiscrete):
             self.description["nvec"] = np.asarray(space.nvec).tolist()
         self._hash = hash_
@@ -386,7 +392,7 @@ class SpaceDigest:
             self.one: Callable[[Any], bytes] = self._leaves[0].one
         else:
             self.description = {
-                "type": type(space).__name__,
+                "type": _kind(space),
                 "leaves": [[list(path), leaf.description] for path, leaf in found],
             }
             self.one = self._one

@@ -97,6 +97,11 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._passive = False
 
     @property
+    def spec(self) -> gymnasium.envs.registration.EnvSpec | None:  # type: ignore[override]
+        """Of the environment inside: one that is made again from it has no ledger, which would take the name of this one."""
+        return self.env.spec
+
+    @property
     def ledger_place(self) -> Place | None:
         """Where this ledger is written; `None` while nobody has told. Set by the tap around the vector env, before the first event."""
         return self._place

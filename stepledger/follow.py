@@ -12,7 +12,7 @@ from .archive import ForeignFileError
 from .compare import Comparer
 from .directory import find
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, StreamKey
+from .format import JOURNAL, SEALED, StreamKey, with_said
 from .journal import is_locked
 from .ledger import Ledger, Streams, ledger_of, read
 from .pairs import group_of
@@ -30,12 +30,14 @@ class _Followed:
         taken: Number of events of each stream, from the first of all.
         position: In its journal.
         begins: What its journal said had been dropped before: another file has taken its place where that has changed.
+        said: What its journal has added to lists of its meta.
         sealed: Size and time of its sealed file, once that was read.
     """
 
     taken: dict[StreamKey, int] = field(default_factory=dict)
     position: tuple[int, int] | None = None
     begins: Any = None
+    said: dict[str, list[Any]] = field(default_factory=dict)
     sealed: tuple[int, float] | None = None
 
 
@@ -88,8 +90,11 @@ class Follower:
                 return None
             raise
         followed.position, followed.begins = written.position, written.meta.get("begins")
+        before = followed.said if written.goes_on else {}
+        followed.said = with_said(before, written.said)
         taken = [followed.taken[StreamKey(*key)] for key in written.meta["stream_keys"]] if written.goes_on else None
-        part = replace(ledger_of(journal, written, taken), open_end=not alive)
+        part = ledger_of(journal, written, taken)
+        part = replace(part, meta=with_said(part.meta, before), open_end=not alive)
         return self._new(part, followed, name) if part.events or part.open_end or not written.goes_on else None
 
     @staticmethod

@@ -22,8 +22,9 @@ more digests            as in meta      ``meta.columns`` names them: identities 
 
 A **journal** is a sequence of ``np.save`` records. The first is the meta (uint8, JSON); then, block after block, one structured array of
 events (`event_dtype`, ordered by stream, whose number takes 1, 2 or 4 bytes) and the kept values of those events, leaf by leaf. Where
-``keep_values`` is a number, blocks have no values; some come later, behind a structured array that says whose they are (`KEPT`, ordered
-by stream and event). Each record is followed by 8 bytes: its xxh3_64, seeded with the checksum before it, so that one that is cut,
+``keep_values`` is a number, blocks have no values; some come later, behind a structured array that says whose they are (`KEPT`, ordered by
+stream and event). What is said of the run while it goes on comes between blocks, as JSON in uint8 again: lists of the meta (`SAID`) and
+what is to be added to each. Each record is followed by 8 bytes: its xxh3_64, seeded with the checksum before it, so that one that is cut,
 changed or moved ends what can be trusted.
 
 The **first version** (`FIRST`, the published reference's) is a sealed ledger too, whose README says this of it: a JSON ``meta`` with the
@@ -84,7 +85,7 @@ part besides:
 ``in_flight``          bool             a call was with the environment when the ledger was written
 ``exited``             bool             written at interpreter exit, and not by ``close()``
 ``stopped``            str              why recording ended before the run did
-``notes``              list of str      sentences for the report; an EnvRunner's are in the journal too
+``notes``              list of str      sentences for the report; in the journal too, but for what is counted until the end
 ``checks``             object           of the values of the first ``calls`` calls: the codes of those that were ``made``, and what was
                                         ``found``: code, stream, episode, step (of a vector env -1 and the call), how often, the first
 ``resets``             list of int      an environment's: its resets, those with a seed, different seeds, those with options, and those
@@ -98,6 +99,7 @@ part besides:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,7 +108,21 @@ import numpy.typing as npt
 
 from .digest import Layout
 
-__all__ = ["FIRST", "FORMAT", "KEPT", "RESET", "STEP", "TRANSITION", "WINDOWED", "Place", "StreamKey", "event_dtype", "window_of"]
+__all__ = [
+    "FIRST",
+    "FORMAT",
+    "KEPT",
+    "RESET",
+    "SAID",
+    "STEP",
+    "TRANSITION",
+    "WINDOWED",
+    "Place",
+    "StreamKey",
+    "event_dtype",
+    "window_of",
+    "with_said",
+]
 
 #: Version of the format, in ``meta.format``. 1: the published reference (blake2b, no ``tap``, no journal); it is read, and never written.
 #: 2: this one. 3: where ``keep_values`` is a number, so that readers that don't know of it refuse the ledger.
@@ -118,6 +134,9 @@ SEALED, JOURNAL = ".npz", ".journal"
 
 #: The journal's record of whose a row of kept values is; events are counted from the stream's first of all.
 KEPT = np.dtype([("stream", "<u4"), ("event", "<i8")])
+
+#: Lists of the meta to which a journal adds while it is written, and what they hold.
+SAID: dict[str, type] = {"notes": str, "raised": int}
 
 #: Reward dtypes that can be recorded -> the unsigned integer dtype of their bits.
 REWARD_BITS: dict[str, np.dtype[Any]] = {"<f4": np.dtype("<u4"), "<f8": np.dtype("<u8")}
@@ -251,6 +270,11 @@ def window_of(meta: Meta) -> int:
     """Of how many events, the last of each stream, values are kept; 0 where those of all are, or of none."""
     kept = meta["keep_values"]
     return 0 if isinstance(kept, bool) else int(kept)
+
+
+def with_said(meta: Meta, said: Mapping[str, list[Any]]) -> Meta:
+    """A meta with more in some of its lists."""
+    return {**meta, **{name: [*meta.get(name, []), *more] for name, more in said.items()}}
 
 
 def layouts_of(meta: Meta) -> list[tuple[str, Layout]]:

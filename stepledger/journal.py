@@ -22,7 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from .errors import LedgerError
-from .format import JOURNAL, SEALED, EpisodeCounter, Meta, begins_of, event_dtype
+from .format import JOURNAL, SEALED, EpisodeCounter, Meta, begins_of, event_dtype, with_said
 from .scan import Block, scan
 from .sealed import write_sealed
 
@@ -120,12 +120,19 @@ class Journal:
 
     def append(self, block: Block) -> None:
         """Write one block to the file; it survives this process's death from then on."""
+        parts = (part for values in block.values for part in (values if isinstance(values, tuple) else (values,)))
+        self._append_all([block.events, *parts])
+
+    def say(self, entry: str, one: Any) -> None:
+        """Add one to a list that the meta holds, see `stepledger.format`."""
+        self._append_all([np.frombuffer(json.dumps({entry: [one]}).encode(), np.uint8)])
+        self.meta = with_said(self.meta, {entry: [one]})
+
+    def _append_all(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         before = self._end, self._checksum
         try:
-            self._append(block.events)
-            for values in block.values:
-                for part in values if isinstance(values, tuple) else (values,):
-                    self._append(part)
+            for array in arrays:
+                self._append(array)
         except BaseException:  # nothing can be read behind a part of a block
             self._end, self._checksum = before
             with contextlib.suppress(OSError):

@@ -88,6 +88,10 @@ def _newest(sealed: Path, journal: Path) -> Ledger:
         return ledger_of(journal, scan(journal))
     flushed = _from_sealed(sealed)
     later = scan(journal)
+    if later.meta["id"] != flushed.meta.get("id"):
+        if is_locked(journal):  # it has begun just now, and set the other one aside
+            return ledger_of(journal, later)
+        raise LedgerError(f"{journal} and {sealed} are of two recordings: move one of them elsewhere.")
     written = sum(begin for begin, _ in begins_of(later.meta)) + sum(len(block.events) for block in later.blocks)
     if written > sum(stream.begin + len(stream) for stream in flushed.streams.values()):
         return ledger_of(journal, later)

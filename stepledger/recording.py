@@ -31,6 +31,8 @@ OnError = Literal["warn", "raise"]
 
 #: Events that are kept in memory while nobody has said where to write.
 _WAITING_EVENTS = 1 << 20
+#: Errors of calls that a ledger tells of, and calls that raised whose places it holds.
+_NOTES, _RAISED = 20, 10_000
 
 
 def check_on_error(on_error: str) -> None:
@@ -168,6 +170,36 @@ class Recording:
             except BaseException as error:
                 self.fail(error)
 
+    def raised(self, error: BaseException, call: Literal["step", "reset"], before: int) -> None:
+        """A call of the vector env raised: what the environments gave in it is lost, and the report says why.
+
+        Args:
+            error: What it raised.
+            call: Which one.
+            before: How many calls before it came back, as ``raised`` in `stepledger.format` counts them.
+        """
+        notes = self.final.setdefault("notes", list(self.meta.get("notes", [])))
+        what = type(error).__name__
+        with contextlib.suppress(Exception):  # it may have no text, and the run is to see this error and no other
+            what = " ".join(f"{what}: {error}".split())[:200].rstrip(":. ")
+        note = f"a {call} of the vector env raised {what}; what environments gave in that {call} may not have come back"
+        if note not in notes and len(notes) < _NOTES:
+            notes.append(note)
+            self.say("notes", note)
+        places = self.final.setdefault("raised", [])
+        if len(places) < _RAISED:
+            places.append(before)
+            self.say("raised", before)
+
+    def say(self, entry: str, one: Any) -> None:
+        """Add to a list of the meta in the journal too, for a ledger that never gets its end; `final` has all of it for one that does."""
+        try:
+            with self._alone() as alone:
+                if alone and self.recording and self._ready() and self._journal is not None:
+                    self._journal.say(entry, one)
+        except BaseException as error:
+            self.fail(error)
+
     def save_values(self, streams: Mapping[str, Sequence[int]]) -> None:
         """Write the kept values of the last events of streams, where they are in memory only.
 
@@ -282,8 +314,11 @@ class Recording:
                 journal.close()
         self._journal = None
         self._discard()
-        if not self._raise and isinstance(error, Exception) and not self._told(error):
-            warn(f"recording{'' if self.path is None else f' to {self.path}'} stopped, training goes on: {reason}")
+        where = "" if self.path is None else f" to {self.path}"
+        if not isinstance(error, Exception):  # an interrupt, which the run may survive
+            warn(f"recording{where} stopped, and lost what was not written yet: {reason.rstrip(': ')} came while it was under way")
+        elif not self._raise and not self._told(error):
+            warn(f"recording{where} stopped, training goes on: {reason}")
 
     def _told(self, error: Exception) -> bool:
         """Whether it was told of the other environments in this process that files can't be opened for them."""

@@ -26,8 +26,9 @@ class Recovered:
 
     Attributes:
         path: The journal.
-        outcome: ``"sealed"``; ``"removed"``: the sealed ledger beside it holds all of it; ``"empty"``: it held nothing, and was removed;
-            ``"open"``: it is being recorded; or ``"damaged"``: it was left as it is.
+        outcome: ``"sealed"``; ``"removed"``: the sealed ledger beside it holds all of it; ``"open"``: it is being recorded; or it was left
+            as it is: ``"empty"``, its process was stopped before it could write; or ``"damaged"``, also where the sealed ledger beside
+            it is another recording's.
         events: Number of events that it holds.
         note: What is wrong, if anything.
     """
@@ -73,9 +74,8 @@ def _recovered(journal: Path) -> Recovered:
     sealed = journal.with_suffix(SEALED)
     try:
         ledger = read(journal)
-    except EmptyFileError:
-        journal.unlink()
-        return Recovered(journal, "empty", note="its process was stopped before it could write, and it was removed")
+    except EmptyFileError:  # it stays: comparing says that something is missing
+        return Recovered(journal, "empty", note="its process was stopped before it could write")
     except LedgerError as error:
         return Recovered(journal, "damaged", note=str(error))
     if ledger.path == sealed and ledger.meta.get("closed"):  # its process was killed between the two

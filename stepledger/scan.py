@@ -16,7 +16,7 @@ import xxhash
 
 from .digest import Layout
 from .errors import LedgerError
-from .format import KEPT, TRANSITION, Meta, begins_of, event_dtype, layouts_of, window_of
+from .format import KEPT, SAID, TRANSITION, Meta, begins_of, event_dtype, layouts_of, window_of, with_said
 from .meta import checked_meta
 
 __all__ = ["Block", "EmptyFileError", "Scan", "Values", "scan"]
@@ -150,10 +150,19 @@ class Scan:
         whole: Whether the file ends where the last block does.
         position: Where the last block ends: `scan` can go on from there.
         goes_on: Whether these are the blocks behind the position that was given.
+        said: What these parts of the file add to lists of the meta, which has it.
     """
 
     def __init__(
-        self, meta: Meta, blocks: list[Block], kept: list[Block], whole: bool, position: tuple[int, int], goes_on: bool, mapped: _Mapped
+        self,
+        meta: Meta,
+        blocks: list[Block],
+        kept: list[Block],
+        whole: bool,
+        position: tuple[int, int],
+        goes_on: bool,
+        mapped: _Mapped,
+        said: dict[str, list[Any]],
     ) -> None:
         self.meta = meta
         self.blocks = blocks
@@ -161,6 +170,7 @@ class Scan:
         self.whole = whole
         self.position = position
         self.goes_on = goes_on
+        self.said = said
         self._mapped = mapped
 
     def touched(self, part: npt.NDArray[Any]) -> None:
@@ -169,7 +179,7 @@ class Scan:
 
     def part(self, begin: int, end: int) -> Scan:
         """The blocks with these numbers, without their values."""
-        return Scan(self.meta, self.blocks[begin:end], [], self.whole, self.position, True, self._mapped)
+        return Scan(self.meta, self.blocks[begin:end], [], self.whole, self.position, True, self._mapped, self.said)
 
     def give_back(self) -> None:
         """Give the memory of what was used back to the system; it is read again where it is needed again."""
@@ -205,6 +215,7 @@ def scan(path: Path, position: tuple[int, int] | None = None, begins: Any = None
     blocks: list[Block] = []
     kept: list[Block] = []
     windowed = window_of(meta) > 0
+    said: dict[str, list[Any]] = {}
     whole = True
     goes_on = position is not None and meta.get("begins") == begins
     if position is not None and goes_on:
@@ -216,6 +227,10 @@ def scan(path: Path, position: tuple[int, int] | None = None, begins: Any = None
         of_values = events is None and windowed
         if of_values:
             events = records.next(KEPT)
+        if events is None and (more := _next_said(records)):
+            said = with_said(said, more)
+            whole, end = True, records.position
+            continue
         if events is None or events.ndim != 1:
             break
         stream = events["stream"]
@@ -234,7 +249,22 @@ def scan(path: Path, position: tuple[int, int] | None = None, begins: Any = None
         raise LedgerError(f"{path} is altered behind its first {sum(len(block.events) for block in blocks):,} events: record again.")
     if not _are_whose(meta, kept, None if goes_on else blocks):
         raise LedgerError(f"{path} holds values of events that it has not: record again.")
-    return Scan(meta, blocks, kept, whole, end, goes_on, mapped)
+    return Scan(with_said(meta, said), blocks, kept, whole, end, goes_on, mapped, said)
+
+
+def _next_said(records: _Records) -> dict[str, list[Any]]:
+    """What the next record adds to lists of the meta; nothing where it is no such record."""
+    record = records.next(np.dtype(np.uint8))
+    try:
+        said = json.loads(record.tobytes()) if record is not None else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(said, dict):
+        return {}
+    kinds = {
+        name: isinstance(some, list) and all(isinstance(one, SAID[name]) for one in some) for name, some in said.items() if name in SAID
+    }
+    return said if len(kinds) == len(said) and all(kinds.values()) else {}
 
 
 def _are_whose(meta: Meta, kept: Sequence[Block], blocks: Sequence[Block] | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -121,6 +122,7 @@ class StreamPair:
         if not end:
             edits, self._compared = self._decided(edits)
         elif edits:
+            edits = self._without_undelivered_end(edits)
             edits = with_its_end(edits, self._sides(), self._lasting)
         edits = list(joined(cast("list[Edit]", edits)))  # ranges stay as they are
         unlike = [slice(edit.first, edit.first + edit.length) for edit in edits if edit.kind != "extra"]
@@ -175,6 +177,26 @@ class StreamPair:
         columns = [(a[name], b[name]) for name in self.fields]
         edits = refined(with_ranges(keys, like, sides, begin, lasting), keys, like, (a["kind"], b["kind"]), columns)
         return [edit._replace(first=begin + edit.first, second=begin + edit.second) for edit in edits]
+
+    def _without_undelivered_end(self, edits: list[Edit | Range]) -> list[Edit | Range]:
+        """Tell a first side that ends soon after what was given in a call that raised: too soon for the two sides to agree again."""
+        if not self.first_ledger.open_end or not self.second_ledger.meta.get("raised"):
+            return edits
+        last = [edit for edit in edits if edit.first >= len(self.first) - RESYNC - 2]
+        if all(isinstance(edit, Edit) and (self._alone.shorter(edit) is not None or self._alone.of_raised_calls(edit)) for edit in last):
+            return edits
+        for behind, length in itertools.product(range(RESYNC + 1), (1, 2)):  # in same-step mode a reset may have come with the step
+            at = len(self.first) - behind - length
+            before = [edit for edit in edits if end_of(edit)[0] <= at and edit.first < at]
+            if at < 0 or any(isinstance(edit, Range) or edit.first < at for edit in edits[len(before) :]):
+                continue
+            first, second = end_of(before[-1]) if before else (0, 0)
+            lost = Edit("lost", at, second + at - first, length)
+            stop = lost.second + behind
+            alike = all(np.array_equal(self.a[name][at + length :], self.b[name][lost.second : stop]) for name in self.fields)
+            if stop <= len(self.second) and alike and self._alone.of_raised_calls(lost):
+                return [*before, lost, Edit("extra", len(self.first), stop, len(self.second) - stop)]
+        return edits
 
     def _sides(self) -> Sides:
         assert self.tracks is not None

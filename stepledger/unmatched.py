@@ -39,7 +39,7 @@ class Unmatched:
         return (
             self._before_learning(edit)
             or self._at_open_end(edit)
-            or self._of_raised_calls(edit)
+            or self.of_raised_calls(edit)
             or self._cut_off(edit)
             or self._still_to_come(edit)
         )
@@ -63,7 +63,7 @@ class Unmatched:
         self._note(f"{counted(edit.length, 'event')} came before learn(), and were not compared")
         return True
 
-    def _of_raised_calls(self, edit: Edit) -> bool:
+    def of_raised_calls(self, edit: Edit) -> bool:
         """Whether these events are what an environment gave in calls of the vector env that raised in another one."""
         pair = self._pair
         if edit.kind != "lost" or pair.tracks is None or not (raised := pair.second_ledger.meta.get("raised")):

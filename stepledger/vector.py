@@ -30,9 +30,6 @@ __all__ = ["LedgerVectorEnv"]
 
 _MODES = NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
-#: Errors of steps that a ledger tells of, and calls that raised whose places it holds.
-_NOTES, _RAISED = 20, 10_000
-
 
 class RowRecorder:
     """Appends a vector env's results to a recorder, one row per call.
@@ -75,18 +72,9 @@ class RowRecorder:
             recorder.fail(error)
 
     def raised(self, error: BaseException, call: Literal["step", "reset"] = "step") -> None:
-        """A call raised: what the environments gave in it is lost, and the report says why."""
-        final, recorder = self.recorder.final, self.recorder
-        notes = final.setdefault("notes", list(recorder.meta.get("notes", [])))
-        what = type(error).__name__
-        with contextlib.suppress(Exception):  # it may have no text, and the run is to see this error and no other
-            what = " ".join(f"{what}: {error}".split())[:200].rstrip(":. ")
-        note = f"a {call} of the vector env raised {what}; what environments gave in that {call} may not have come back"
-        if note not in notes and len(notes) < _NOTES:
-            notes.append(note)
-        places = final.setdefault("raised", [])
-        if len(places) < _RAISED:
-            places.append(recorder.appended - (0 if recorder.autoreset else self._reset_rows))
+        """A call raised: see `stepledger.recording.Recording.raised`."""
+        recorder = self.recorder
+        recorder.raised(error, call, recorder.appended - (0 if recorder.autoreset else self._reset_rows))
 
     def receive(self, result: Any, unpacked: Callable[[Any], Result]) -> None:
         """Record a step of every environment.
@@ -122,7 +110,10 @@ class RowRecorder:
             if self._keep:
                 recorder.keep_rows(values, self._sent_values)
             if ended is not None:
-                self._reset_row(h_reset, reset_values, bytes(RESET_FLAG if env in ended else ABSENT for env in range(n)))
+                flags = bytearray([ABSENT]) * n
+                for env in ended:
+                    flags[env] = RESET_FLAG
+                self._reset_row(h_reset, reset_values, flags)
         except BaseException as error:
             recorder.fail(error)
 
@@ -160,7 +151,7 @@ class RowRecorder:
         except BaseException as error:
             recorder.fail(error)
 
-    def _reset_row(self, h_obs: bytes, values: list[Any], flags: bytes) -> None:
+    def _reset_row(self, h_obs: bytes, values: list[Any], flags: bytes | bytearray) -> None:
         recorder = self.recorder
         self._reset_rows += 1
         recorder.append(self._no_actions + h_obs + self._no_rewards + flags + self._no_flags)
@@ -286,10 +277,10 @@ class LedgerVectorEnv(VectorWrapper):
         self._rows.send(actions)
         try:
             result = self.env.step(actions)
+            self._rows.receive(result, self._unpacked)  # an interrupt may come before it
         except BaseException as error:
             self._rows.raised(error)
             raise
-        self._rows.receive(result, self._unpacked)
         return result
 
     def flush(self) -> None:
@@ -335,10 +326,10 @@ class LedgerVectorEnv(VectorWrapper):
     def _step_wait(self, *args: Any, **kwargs: Any) -> Any:
         try:
             result = self.env.step_wait(*args, **kwargs)  # type: ignore[attr-defined]
+            self._rows.receive(result, self._unpacked)
         except BaseException as error:
             self._rows.raised(error)
             raise
-        self._rows.receive(result, self._unpacked)
         return result
 
     def _reset_async(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
@@ -398,8 +389,10 @@ _ASYNCHRONOUS: dict[str, Any] = {
 
 def _reset_mask(options: dict[str, Any] | None) -> npt.NDArray[np.bool_] | None:
     """A copy of the mask: the vector env takes it out of the options."""
-    mask = (options or {}).get("reset_mask")
-    return None if mask is None else np.array(mask, bool)
+    mask = options.get("reset_mask") if isinstance(options, Mapping) else None  # a vector env of one's own may take others
+    with contextlib.suppress(Exception):  # it is for the vector env to refuse
+        return None if mask is None else np.array(mask, bool)
+    return None
 
 
 def _autoreset_mode(vector_env: VectorEnv[Any, Any, Any], given: str | None, may_contradict: bool) -> str:

@@ -243,6 +243,18 @@ def test_a_discrete_batch_is_cast_as_its_values_are() -> None:
     assert list(tap.rows(big)) == [tap.one(value) for value in big]
 
 
+def test_a_space_of_ones_own_is_described_as_what_it_is_made_of() -> None:
+    class Mine(spaces.Box):
+        pass
+
+    class MyDict(spaces.Dict):
+        pass
+
+    mine, plain = Mine(-1, 1, (2,)), spaces.Box(-1, 1, (2,))
+    assert SpaceDigest(mine).description == SpaceDigest(plain).description
+    assert SpaceDigest(MyDict({"a": mine})).description == SpaceDigest(spaces.Dict({"a": plain})).description
+
+
 def test_start_is_part_of_a_discrete_space() -> None:
     assert SpaceDigest(spaces.Discrete(3)).description != SpaceDigest(spaces.Discrete(3, start=1)).description
 

@@ -332,3 +332,12 @@ def test_an_environment_that_was_told_nothing_and_is_not_to_record_goes_on(tmp_p
     drive_one(env, 20)
     env.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_that_is_made_again_from_its_spec_has_no_ledger(tmp_path: Path) -> None:
+    env = LedgerEnv(gym.make("CartPole-v1"), tmp_path, 0)
+    assert env.spec is not None
+    again = gym.make(env.spec)
+    assert again.spec is not None
+    assert again.spec.id == "CartPole-v1"
+    assert not again.has_wrapper_attr("ledger_place")

@@ -43,6 +43,7 @@ PICTURE = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
 WITH_ALPHA = np.random.default_rng(1).integers(0, 256, (6, 5, 4), np.uint8)
 FRAMES = np.random.default_rng(2).integers(0, 256, (3, 6, 5, 3), np.uint8)
 SMALL = np.random.default_rng(3).integers(0, 256, (3, 5, 3), np.uint8)
+LONG = np.random.default_rng(4).uniform(-3, 3, 17).astype(np.float32)
 MADE: dict[str, tuple[Any, Any, str]] = {
     "zeros": (A, np.zeros_like(A), "SL101"),
     "float16": (A, A.astype(np.float16).astype(np.float32), "SL104"),
@@ -56,6 +57,10 @@ MADE: dict[str, tuple[Any, Any, str]] = {
     "clipped to a bound of its own, twice": (A, np.clip(A, 0.3333333, None), "SL108"),
     "NaN in a place": (A, np.where(A > 1, np.nan, A).astype(np.float32), "SL109"),
     "8 bits": (A / 300, (np.round(A / 300 * 127) / 127).astype(np.float32), "SL110"),
+    "8 bits over the range": (LONG, (np.round((LONG + 3) / 6 * 255).astype(np.uint8) / 255 * 6 - 3).astype(np.float32), "SL110"),
+    "8 bits over the range, cut": (LONG, (np.floor((LONG + 3) / 6 * 255) / 255 * 6 - 3).astype(np.float32), "SL110"),
+    "fewer levels of an image": (PICTURE, PICTURE // 16 * 16, "SL110"),
+    "levels rounded": (PICTURE, np.minimum(np.round(PICTURE / 16) * 16, 240).astype(np.uint8), "SL110"),
     "channels last": (PICTURE, PICTURE[..., ::-1], "SL111"),
     "channels first": (np.moveaxis(PICTURE, -1, 0), np.moveaxis(PICTURE, -1, 0)[::-1], "SL111"),
     "axes": (PICTURE, np.moveaxis(PICTURE, -1, 0).reshape(PICTURE.shape), "SL112"),
@@ -78,6 +83,16 @@ MADE: dict[str, tuple[Any, Any, str]] = {
 def test_how_a_value_was_made_is_recognised(name: str) -> None:
     given, received, code = MADE[name]
     assert [one.code for one in changes("obs", [(given, received)])][:1] == [code]
+
+
+@pytest.mark.parametrize(
+    "received",
+    [np.roll(LONG, 1), np.round(LONG), LONG + np.float32(0.5), np.where(LONG > 2, 0, LONG), np.random.default_rng(5).permutation(LONG)],
+    ids=["rolled", "whole numbers", "shifted", "in places", "in another order"],
+)
+def test_other_numbers_are_on_no_grid_by_chance(received: Any) -> None:
+    found = [one.text for one in changes("obs", [(LONG, received)]) if one.code == "SL110"]
+    assert found == (["obs is quantised to 8 bits, steps of 1/1"] if (received == np.rint(received)).all() else [])
 
 
 @pytest.mark.parametrize(

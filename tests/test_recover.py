@@ -1,6 +1,7 @@
 """Sealing what killed processes have left."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from common import assert_refused
 
 from stepledger import LedgerError, compare, read
 from stepledger.cli import main
 from stepledger.recover import recover
+from stepledger.sealed import mark_sealed
 
 SCRIPT = """
 import os, signal, sys
@@ -105,3 +108,22 @@ def test_where_there_is_no_ledger_recovering_says_so(tmp_path: Path, capsys: pyt
         recover(tmp_path)
     assert main(["recover", str(tmp_path)]) == 2
     assert "holds no ledgers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_journal_of_another_recording_beside_a_sealed_ledger_is_named_and_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], closed: bool
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for directory in (one, other):
+        killed(directory)
+        (directory / "env-0.npz").unlink(missing_ok=True)  # of a flush
+    recover(one)
+    if closed:
+        mark_sealed(one / "env-0.npz", closed=True)
+    shutil.copy(other / "env-0.journal", one)
+    files = {path: path.read_bytes() for path in one.iterdir()}
+    assert "of two recordings" in assert_refused(capsys, "compare", one)
+    assert main(["recover", str(one)]) == 2
+    assert "of two recordings" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in one.iterdir()} == files

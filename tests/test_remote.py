@@ -1,4 +1,4 @@
-"""What lies at a URI is compared as if it lay in a directory; the file systems are those of real servers, of S3 and of Google's protocol."""
+"""What lies at a URI is compared as if it lay in a directory; the file systems are real servers', of S3 and of Google's protocol."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_runners_killed_at_random_moments_cost_no_ledger_and_make_no_difference(
     assert result.equal, str(result)
     assert result.exit_status == 3
     assert hop(result, HOPS[1]).events > 240 * kills
-    assert list(run.glob("runner-[12].100-vector.npz"))  # the first one's successor
+    assert list(run.glob("runner-[12].?00-vector.npz")) or list(run.glob("runner-[12].??00-vector.npz"))  # the last ones' successors
     for path in run.glob("*.npz"):
         read(path)
     numbers = lost(run, tmp_path)

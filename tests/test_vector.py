@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from common import MODES, VECTORS, Crashes, Doubles, Walk, assert_equal, drive, run_walks, vector_of, walk, walks
+from common import MODES, VECTORS, Crashes, Doubles, Walk, assert_equal, drive, run_python, run_walks, vector_of, walk, walks
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepledger import LedgerEnv, LedgerError, LedgerVectorEnv, compare, read
+from stepledger.recover import recover
 
 modern = pytest.mark.skipif(len(MODES) == 1, reason="this Gymnasium has next-step mode alone")
 
@@ -674,6 +675,52 @@ def test_events_of_a_step_that_raised_in_another_environment_are_no_difference(
     (note,) = comparison.hops[0].notes
     assert note.startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")
     assert f"note: {note}" in str(comparison)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("goes_on", ["reset", "step"])
+@pytest.mark.parametrize("known", [1, 10, 11, 12, 13, 20])  # events of each environment's ledger that survive, about
+def test_what_a_killed_process_leaves_behind_a_call_that_raised_is_no_difference(
+    tmp_path: Path, mode: str, goes_on: str, known: int
+) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from common import Crashes, Walk, vector_of
+from stepledger import LedgerEnv, LedgerVectorEnv
+directory, mode, goes_on, known = Path(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4])
+makers = [lambda i=i: LedgerEnv(Crashes(Walk((50,), i), *[10][: i == 1]), directory, i, flush_every=known) for i in range(2)]
+envs = LedgerVectorEnv(vector_of(makers, "sync", mode), directory / "trainer.npz", flush_every=1)
+envs.reset(seed=0)
+for call in range(25):
+    try:
+        envs.step(np.full(2, call % 4))
+    except RuntimeError:
+        if goes_on == "reset":
+            envs.reset(seed=1)
+os._exit(0)
+"""
+    run_python(code, tmp_path, mode, goes_on, known)
+    comparison = compare(tmp_path)
+    assert comparison.exit_status == 3, str(comparison)
+    assert comparison.hops[0].notes[0].startswith("a step of the vector env raised RuntimeError: the simulator has crashed; ")
+    recover(tmp_path)
+    assert compare(tmp_path).exit_status == 3
+
+
+@pytest.mark.parametrize("options", [[("a", 1)], {"reset_mask": "of no kind"}, 3])
+def test_reset_options_of_any_kind_reach_the_vector_env(tmp_path: Path, options: Any) -> None:
+    class Takes(VectorWrapper):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.given = options
+            return self.env.reset(seed=seed)
+
+    inner = Takes(vector_of([lambda: Walk((5,), 0)], "sync", "NextStep"))
+    envs = LedgerVectorEnv(inner, tmp_path / "trainer.npz")
+    envs.reset(options=options)
+    envs.close()
+    assert inner.given is options
 
 
 @pytest.mark.parametrize("mode", MODES)

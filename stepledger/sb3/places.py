@@ -37,11 +37,12 @@ class Places:
 
     Attributes:
         begun: Whether a reset, after which episodes are counted on, was seen or is taken for seen.
+        steps: Steps of all.
     """
 
     def __init__(self, n: int) -> None:
         self.begun = False
-        self._steps = 0
+        self.steps = 0
         self._others = np.full(n, -1)
         # What is to be added to the steps of all, for the step in the episode.
         self._step, self._episode = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -49,16 +50,16 @@ class Places:
     @property
     def t(self) -> Position:
         """Position of the last events."""
-        return Position(self._others, self._steps)
+        return Position(self._others, self.steps)
 
     @property
     def last(self) -> tuple[Numbers, Numbers]:
         """Episode and step of the last event, ``(n,)`` each."""
-        return self._episode.copy(), self._step + self._steps
+        return self._episode.copy(), self._step + self.steps
 
     def stepped(self) -> None:
         """All have made a step."""
-        self._steps += 1
+        self.steps += 1
 
     def stepped_one(self, env: int) -> None:
         """This one has made a step."""
@@ -69,7 +70,7 @@ class Places:
     def reset(self, here: npt.NDArray[np.bool_]) -> None:
         """These, ``(n,)``, were reset."""
         self._others = self._others + here
-        np.copyto(self._step, -self._steps, where=here)
+        np.copyto(self._step, -self.steps, where=here)
         if self.begun:
             self._episode += here
         self.begun = True

@@ -101,10 +101,10 @@ class LedgerVecEnv(VecEnvWrapper):
         """Receive the step and record it."""
         try:
             result = self.venv.step_wait()
+            self._rows.receive(result, _unpacked)  # an interrupt may come before it
         except BaseException as error:
             self._rows.raised(error)
             raise
-        self._rows.receive(result, _unpacked)
         return result
 
     def flush(self) -> None:

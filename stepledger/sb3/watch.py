@@ -255,7 +255,11 @@ class VectorWatch:
         self.calls += 1
 
     def _on_receive(self, original: Callable[..., Any]) -> Any:
-        result = self._guarded(original)
+        try:
+            result = self._guarded(original)
+        except BaseException as error:
+            self.recorder.raised(error, "step", self._places.steps)
+            raise
         self.recorder.in_flight = False
         if self.recorder.recording and self._sent is not None:
             try:
@@ -343,7 +347,11 @@ class VectorWatch:
         if self._gate.closed:  # the VecEnv's own, as part of a step
             return original(*args, **kwargs)
         self.recorder.in_flight = True
-        observations = self._guarded(original, *args, **kwargs)
+        try:
+            observations = self._guarded(original, *args, **kwargs)
+        except BaseException as error:
+            self.recorder.raised(error, "reset", self._places.steps)
+            raise
         self.recorder.in_flight = False
         if self.recorder.recording:
             try:
