@@ -366,7 +366,8 @@ def _put_learner_tap(learner: Any, run: Run, index: int, **options: Any) -> Answ
         node = claim(run)
     except LedgerError as problem:
         return Answer(who, error=str(problem))
-    pipeline.prepend(LearnerTap(run, index, **options))
+    own = [name for piece in pipeline.connectors if not type(piece).__module__.startswith("ray.") and (name := type(piece).__name__)]
+    pipeline.prepend(LearnerTap(run, index, **options, changed_by=own))
     return Answer(who, node)
 
 

@@ -333,6 +333,7 @@ class LearnerTap(ConnectorV2):
         action_space: Of the actions in the episodes.
         incarnation: Counts the Learners that had this index.
         runners: Indices of the EnvRunners that sample for it.
+        changed_by: The names of the pieces behind it that are not RLlib's: the report says that what they do is not compared.
     """
 
     def __init__(
@@ -343,6 +344,7 @@ class LearnerTap(ConnectorV2):
         action_space: gymnasium.Space[Any],
         incarnation: int,
         runners: Sequence[int],
+        changed_by: Sequence[str],
     ) -> None:
         super().__init__()
         settings = run.settings
@@ -366,6 +368,7 @@ class LearnerTap(ConnectorV2):
             run=run.id,
             taps=["learner"],
             runners=list(runners),
+            notes=[f"what the learner connector {name} makes of the episodes is not compared" for name in changed_by],
         )
         self._reward_dtype: str = meta["reward_dtype"]
         path = Path(run.directory) / f"learner-{index}.{incarnation}.npz"

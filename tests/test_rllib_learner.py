@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ray = pytest.importorskip("ray")
@@ -17,6 +18,7 @@ from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+from ray.rllib.connectors.connector_v2 import ConnectorV2  # noqa: E402
 from ray.tune.registry import get_trainable_cls  # noqa: E402
 from rllib_common import HOPS, PRIORITIZED, UNIFORM, config, hop, replaying, sampling, train  # noqa: E402
 
@@ -42,6 +44,26 @@ TRANSPORT = [("PPO", fault) for fault in LEARNER_FAULTS] + [
     for fault in LEARNER_FAULTS
 ]
 IN_BUFFERS = [name for name in LEARNER_FAULTS if name.startswith("transition") and name != "transition:duplicated"]
+
+
+class Halves(ConnectorV2):
+    """Halves rewards, behind the tap."""
+
+    def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+        for episode in episodes:
+            episode.set_rewards(new_data=np.asarray(episode.get_rewards()) / 2)
+        return batch
+
+
+def test_a_learner_connector_of_ones_own_is_named_as_not_compared(tmp_path: Path) -> None:
+    for name, learner_connector in (("with", lambda *args: Halves()), ("without", None)):
+        one = config().training(learner_connector=learner_connector)
+        attach(one, tmp_path / name)
+        train(one)
+        comparison = compare(tmp_path / name)
+        assert comparison.equal
+        sentence = "what the learner connector Halves makes of the episodes is not compared"
+        assert (sentence in hop(comparison, HOPS[2]).notes) == (f"note: {sentence}" in str(comparison)) == (name == "with")
 
 
 def with_fault(directory: Path, one: Any, fault: str, **dose: Any) -> tuple[Comparison, Counter[Any]]:

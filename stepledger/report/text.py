@@ -227,6 +227,8 @@ def verdict(comparison: Comparison) -> str:
         return "; ".join(parts)
     if not comparison.events and any(hop.dropped for hop in comparison.hops):
         return "nothing is left to be compared: report.json has the result of what was compared while it ran"
+    if not comparison.events and any(hop.unknown for hop in comparison.hops):
+        return "nothing was compared: one side has no events, and a ledger has an open end"
     if not comparison.events:
         return "nothing was compared: the ledgers hold no events yet (call close() or flush() first)"
     if comparison.exit_status == 2:
