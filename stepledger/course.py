@@ -107,7 +107,7 @@ class Course:
         ends = ends[kind[ends] == STEP]  # a reset ends nothing, whatever flags came with it
         view = _View(self.episode, self.step, kind, resets)
         self._after_ends(view, ends)
-        self._episodes(view, data, ends, meta.get("time_limit", 0))
+        self._episodes(view, data, ends, meta.get("time_limit", 0), meta.get("group") == "evaluation")
         self._rewards(view, data["h_rew"].view(f"<f{data['h_rew'].itemsize}"))
         if "bounds" in meta:
             self._values(view, stream, meta)
@@ -123,7 +123,7 @@ class Course:
             after = np.concatenate([[0], after])
         self._at(AFTER_END, view, after, "it was stepped after the end of its episode")
 
-    def _episodes(self, view: _View, data: Any, ends: Ints, limit: int) -> None:
+    def _episodes(self, view: _View, data: Any, ends: Ints, limit: int, evaluates: bool) -> None:
         """The lengths of episodes. All events between two bounds are steps; an end is the last of its episode, a reset comes behind it."""
         bounds = np.sort(np.concatenate([view.resets, ends]), kind="stable")
         is_reset = view.kind[bounds] == RESET
@@ -135,7 +135,7 @@ class Course:
         self.watched = "by" in data
         if self.watched:  # calls that are not the trainer's have notes of their own, and a new learn() resets
             cut = cut[data["by"][cut] == 0]
-        if len(cut):
+        if len(cut) and not evaluates:  # a number of episodes is sampled then, and the reset that cuts off the others is meant
             place = view.place(int(cut[0]) - 1) if cut[0] else (self.episode, self.step)
             self.note(IN_THE_MIDDLE, len(cut), place, "a reset in the middle of the episode, behind this step")
         if limit:

@@ -83,7 +83,7 @@ LINTS: dict[str, Lint] = {
         "reset in the middle of an episode",
         "An episode was cut off by a reset, without being terminated or truncated. Unless whoever samples knows of the "
         "reset, its last step is learned from as if the episode went on in the next one's first observation. Samplers that "
-        "collect a number of episodes do this on purpose.",
+        "collect a number of episodes do this on purpose; in the evaluation of RLlib, which does, it is not looked for.",
         "Look at who calls reset(): an evaluation or a video that uses the training env, a wrapper, a second call of learn().",
     ),
     TOO_LONG: Lint(

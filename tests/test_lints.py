@@ -19,6 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from stepledger import Ledger, LedgerEnv, LedgerError, LedgerVectorEnv, checks, compare, read
 from stepledger.bounds import SpaceBounds, described
 from stepledger.cli import main
+from stepledger.format import Place, StreamKey
 from stepledger.ledger import Streams, read_all
 from stepledger.lints import LINTS, LISTED, Linter
 from stepledger.result import Finding
@@ -520,6 +521,17 @@ def test_many_environments_are_listed_up_to_a_bound_and_counted_beyond(tmp_path:
     found = [one for one in findings(tmp_path) if one.code == "SL606"]
     assert len(found) == LISTED + 1
     assert (found[-1].env, found[-1].envs, found[-1].count) == (-1, 5, 5)
+
+
+@pytest.mark.parametrize(("group", "expected"), [("", ["SL606"]), ("evaluation", [])])
+def test_an_evaluation_cuts_episodes_off_on_purpose(tmp_path: Path, group: str, expected: list[str]) -> None:
+    env = LedgerEnv(Walk((5,)), None)
+    env.ledger_place = Place(str(tmp_path), StreamKey(), group=group)
+    for _ in range(2):
+        env.reset()
+        env.step(0)
+    env.close()
+    assert [one.code for one in findings(tmp_path)] == expected
 
 
 def test_warnings_stand_before_the_verdict_and_change_no_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

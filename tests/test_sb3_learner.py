@@ -988,7 +988,7 @@ def one_sentence(caught: Any) -> str:
     return warning
 
 
-def test_a_vecenv_replaced_under_way(tmp_path: Path) -> None:
+def test_a_vecenv_replaced_under_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def replace(callback: BaseCallback) -> None:
         callback.model.env = venv_of("PPO")
         callback.model.env.reset()
@@ -996,8 +996,10 @@ def test_a_vecenv_replaced_under_way(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning) as caught:
         callback = learn(model_of("PPO", venv_of("PPO")), tmp_path, 200, Strayed("rollout_end", replace, at=(1,)))
     assert "the VecEnv of the model was replaced under way, after call 32" in one_sentence(caught)
-    assert callback.comparison is None
-    assert compare(tmp_path).exit_status == 3
+    assert callback.comparison is not None
+    assert callback.comparison.exit_status == 3
+    assert compare(tmp_path).to_dict() == callback.comparison.to_dict()
+    assert f"{callback.comparison}\n" in capsys.readouterr().out
 
 
 def test_a_vecenv_of_other_spaces(tmp_path: Path) -> None:

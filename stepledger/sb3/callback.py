@@ -275,10 +275,12 @@ class LedgerCallback(BaseCallback):
         self._flush()
 
     def _finish(self) -> None:
-        if not self._hooks:
-            return
-        self._interrupted()
-        assert self._watch is not None
+        if self._hooks:
+            self._interrupted()
+            self._report()
+
+    def _report(self) -> None:
+        """Compare the whole run so far, and print it."""
         self._flush_env_side()
         assert self._rows is not None
         if not self._rows.known:
@@ -338,6 +340,7 @@ class LedgerCallback(BaseCallback):
             recorder.final["stopped"] = why
         self._flush()
         self._say(f"{why}.")
+        self._report()  # at the end of learn() nobody looks any more
 
     def _on_save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
