@@ -35,6 +35,9 @@ class LedgerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     The ledger is written to ``directory/env-{index}.npz`` when the environment is closed (also by `flush`, and at interpreter exit).
     While recording, events are in ``env-{index}.journal``. An earlier recording of that name is kept as ``env-{index}.old1.npz``.
 
+    A vector env's ``call`` and ``env_method`` find this wrapper's own methods first: an environment that has a method ``flush``,
+    ``write_journal``, ``save_values``, ``forget``, ``stop_recording`` or ``begin_again`` itself needs another name for it there.
+
     Args:
         env: The environment.
         directory: Where to write; made if it isn't there. A relative one is resolved now. `None`: `ledger_place` tells it, and events are
