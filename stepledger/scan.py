@@ -228,7 +228,8 @@ def scan(path: Path, position: tuple[int, int] | None = None, begins: Any = None
         if of_values:
             events = records.next(KEPT)
         if events is None and (more := _next_said(records)):
-            said = with_said(said, more)
+            for name, some in more.items():
+                said.setdefault(name, []).extend(some)
             whole, end = True, records.position
             continue
         if events is None or events.ndim != 1:

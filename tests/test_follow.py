@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from common import environment, walks
+from common import Crashes, Walk, environment, vector_of, walks
 
 import stepledger.journal as journal_module
-from stepledger import compare, read
+from stepledger import LedgerEnv, LedgerVectorEnv, compare, read
 from stepledger.follow import Follower, Watcher
 
 
@@ -153,3 +154,30 @@ while True:
     assert not error
     assert found.exit_status == 3
     assert found.events == compare(tmp_path).events
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_what_is_said_while_it_goes_on_stays_said(tmp_path: Path, forget: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "_WORTH_IT", 0)
+    makers = [lambda i=i: LedgerEnv(Crashes(Walk((50,), i), *[10, 40][: 2 * (i == 1)]), tmp_path, i) for i in range(2)]
+    envs = LedgerVectorEnv(vector_of(makers, "sync", "NextStep"), tmp_path / "trainer.npz")
+    envs.reset(seed=0)
+    watcher: Watcher | None = None
+    for call in range(80):
+        with contextlib.suppress(RuntimeError):
+            envs.step(np.full(2, call % 4))
+        if call % 7 == 3:
+            write(envs)
+            watcher = watcher or Watcher(tmp_path, run_of(tmp_path))
+            found, drop, error = watcher.compare(False)
+            assert not error
+            assert found.equal, str(found)
+            if forget:
+                envs.call("forget", drop)
+                envs.forget(drop)
+    assert len(read(tmp_path / "trainer.journal").meta["raised"]) == 2
+    envs.close()
+    assert watcher is not None
+    assert watcher.compare(True)[0].equal
+    if not forget:
+        assert compare(tmp_path).exit_status == 0
