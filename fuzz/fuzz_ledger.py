@@ -112,8 +112,12 @@ def meta_of(data: bytes) -> bytes:
                 return archive.read("meta.npy")
         except Exception:  # it is damaged
             return b""
-    end = data.find(b"\x93NUMPY", 10)
-    first = data[: end - 8 if end > 0 else len(data) - 8]
+    try:  # not by where the next record begins: that may be damaged
+        record = io.BytesIO(data)
+        np.load(record, allow_pickle=False)
+    except Exception:
+        return b""
+    first = data[: record.tell()]
     return first if data[len(first) : len(first) + 8] == xxhash.xxh3_64_digest(first)[::-1] else b""
 
 
