@@ -7,6 +7,7 @@ from typing import Any
 from .errors import LedgerError
 from .format import FIRST, StreamKey
 from .ledger import Ledger
+from .report.visible import visible
 
 __all__ = ["TAPS", "check_settings", "counted", "group_of", "stream_name", "taps_of"]
 
@@ -72,5 +73,5 @@ def check_settings(first: Ledger, second: Ledger) -> None:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = visible(str(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
