@@ -235,16 +235,19 @@ def _shifted_grid(one: Array, other: Array) -> float:
     if len(distinct) < _MANY or not np.isfinite(given).all() or not np.isfinite(values).all():
         return 0.0
     span, moved = float(np.ptp(distinct)), np.abs(given - values)
-    least = max(span / 255.5, float(moved.max()) * 0.999)
+    nearest, least = float(np.diff(distinct).min()), max(span / 255.5, float(moved.max()) * 0.999)
     for parts in range(1, 256):
-        step = float(np.diff(distinct).min()) / parts
-        if step < least:
-            return 0.0
-        step = span / round(span / step)  # the least distance alone is too coarse
-        if all(np.abs(steps - np.rint(steps)).max() < 0.02 for steps in [(distinct - distinct[0]) / step]):
-            off = (given - distinct[0]) / step
-            return step if (np.abs(off - np.rint(off)) > 0.02)[moved > 0].mean() > 0.5 else 0.0
+        if nearest / parts < least:
+            break
+        step = span / round(span / (nearest / parts))  # the least distance alone is too coarse
+        if not _off((distinct - distinct[0]) / step).any():
+            return step if _off((given - distinct[0]) / step)[moved > 0].mean() > 0.5 else 0.0
     return 0.0
+
+
+def _off(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which numbers are not whole, as far as float32 can tell."""
+    return np.asarray(np.abs(steps - np.rint(steps)) >= 0.02)
 
 
 def _posterised(one: Array, other: Array) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import LedgerError
-from .format import JOURNAL, Meta
+from .format import JOURNAL, SAID, Meta
 from .journal import FewDescriptorsError, Journal, NameTakenError, free_name
 from .scan import Block, scan
 from .sealed import mark_sealed
@@ -134,6 +134,7 @@ class Recording:
         return True
 
     def _begin(self, path: Path) -> None:
+        self._meta = {**self._meta, **{name: list(self.final[name]) for name in SAID if name in self.final}}
         try:
             self._journal = Journal(path, self._meta)
         except NameTakenError as error:
@@ -195,7 +196,8 @@ class Recording:
         """Add to a list of the meta in the journal too, for a ledger that never gets its end; `final` has all of it for one that does."""
         try:
             with self._alone() as alone:
-                if alone and self.recording and self._ready() and self._journal is not None:
+                # Where it isn't open yet, it begins with what was said until then.
+                if alone and self.recording and self._journal is not None and self._pid == os.getpid():
                     self._journal.say(entry, one)
         except BaseException as error:
             self.fail(error)

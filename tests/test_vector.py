@@ -709,6 +709,28 @@ os._exit(0)
     assert compare(tmp_path).exit_status == 3
 
 
+def test_a_first_reset_that_raises_leaves_no_file_and_is_told_of_by_the_journal_that_comes(tmp_path: Path) -> None:
+    class Late(VectorWrapper):
+        ready = False
+
+        def reset(self, **kwargs: Any) -> Any:
+            if not self.ready:
+                raise RuntimeError("the server is not there yet")
+            return self.env.reset(**kwargs)
+
+    late = Late(vector_of([lambda: Walk((5,), 0)], "sync", "NextStep"))
+    envs = LedgerVectorEnv(late, tmp_path / "trainer.npz")
+    with pytest.raises(RuntimeError):
+        envs.reset()
+    assert not list(tmp_path.iterdir())
+    late.ready = True
+    envs.reset()
+    envs.write_journal()
+    meta = read(tmp_path / "trainer.journal").meta
+    assert (meta["raised"], len(meta["notes"])) == ([0], 1)
+    envs.close()
+
+
 @pytest.mark.parametrize("options", [[("a", 1)], {"reset_mask": "of no kind"}, 3])
 def test_reset_options_of_any_kind_reach_the_vector_env(tmp_path: Path, options: Any) -> None:
     class Takes(VectorWrapper):
